@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from train.data.workers import cores, end_with_parent
+from train.data.workers import core_count, end_with_parent
 
 
 def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
@@ -49,7 +49,7 @@ def add_cores(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cores",
         type=int,
-        default=cores(),
+        default=core_count(),
         help="number of cores; with 1, processor time is reliable",
     )
 
@@ -173,7 +173,7 @@ def environment(*packages: str) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {models[0] if models else platform.processor()}",
-        "cores": cores(),
+        "cores": core_count(),
         "load": round(os.getloadavg()[0], 1),
         "malloc": os.environ.get("GLIBC_TUNABLES"),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),

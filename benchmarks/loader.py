@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import align_columns
-from train.data.batches import Stream, training
+from train.data.batches import Stream, training_batches
 from train.data.windows import Windows
 from train.extras.images.augment import DEIT
-from train.extras.images.images import Images, images
+from train.extras.images.images import Images, read_images
 
 LENGTH = 1024
 SIZES = (64, 256, 512, 1024)
@@ -61,7 +61,7 @@ def waiting(stream: Stream) -> float:
 def read_text(rounds: int) -> dict[int, dict[str, Any]]:
     """Measure the batches of text, by their size."""
     tokens = np.random.default_rng(0).integers(0, 50257, 20_000_000).astype(np.uint16)
-    text = {n: training(Windows(tokens, LENGTH), n, seed=0) for n in SIZES}
+    text = {n: training_batches(Windows(tokens, LENGTH), n, seed=0) for n in SIZES}
     sides: dict[Any, Any] = {n: (lambda n=n: seconds(text[n], 4096, n)) for n in SIZES}
     alternate(sides, 1)
     times: dict[Any, Any] = alternate(sides, rounds)
@@ -82,7 +82,9 @@ def read_text(rounds: int) -> dict[int, dict[str, Any]]:
 def augment(rounds: int) -> dict[int, dict[str, Any]]:
     """Measure DeiT's augmentation, by the number of processes; 0: a thread."""
     streams = {
-        workers: training(images(Images(size=224, augment=DEIT, workers=workers)).train, 16, seed=0)
+        workers: training_batches(
+            read_images(Images(size=224, augment=DEIT, workers=workers)).train, 16, seed=0
+        )
         for workers in (0, 1, 2)
     }
     times: dict[int, list[float]] = {workers: [] for workers in streams}

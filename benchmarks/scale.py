@@ -218,7 +218,7 @@ class Loop:
         )
         self.state = packed(model)
         source = Windows(text, phase.config.length)
-        self.data = batches.training(source, e.batch, e.seed, rows(e.batch, self.mesh))
+        self.data = batches.training_batches(source, e.batch, e.seed, rows(e.batch, self.mesh))
         self._ledger = Ledger()
         self._ledger.begin("train", "train", "large", 0)
         self.host()  # compiles

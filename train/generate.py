@@ -32,7 +32,7 @@ from jaxgrow.typed import Json
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.data.special import frame
+from train.data.special import added_tokens
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.stopping import Stopping
 from train.plan.ledger import Compiling
@@ -128,7 +128,7 @@ def _encode_prompts(model: TextModel, prompt: str, asked: Asked, max_new: int) -
         begin = []
         tokens = model.texts.encode_one(text, control=True)
     else:
-        begin = frame(model.tokenizer)[0]
+        begin = added_tokens(model.tokenizer)[0]
         tokens = model.texts.encode_one(prompt, framed=True)
     length = model.config.length
     if len(tokens) < length:

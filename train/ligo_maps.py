@@ -78,7 +78,7 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
     orbax.export(out, config.with_sizes(differing(maps.small, maps.large)), grown)
     for tokenizer in tokenizers:
         copy_file(tokenizer, out / tokenizer.name)
-    special.copied(model, out)
+    special.copy_special_files(model, out)
 
 
 def _read_model(model: Path) -> tuple[Config, Params]:

@@ -26,7 +26,7 @@ from train.common.files import write_text
 from train.common.output import say
 from train.extras.labelled import glue, table
 from train.extras.labelled.encoding import Encoder
-from train.extras.labelled.supervised import outputs
+from train.extras.labelled.supervised import model_outputs
 from train.extras.labelled.task import Labelled, examples_of, labelled_of
 from train.state.heads import learned, say_notes
 from train.state.mesh import Mesh
@@ -60,7 +60,7 @@ def predict_labels(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())
-    found = outputs(config, source.shard(mesh), examples, mesh)
+    found = model_outputs(config, source.shard(mesh), examples, mesh)
     return _tsv(found, labels), _known_metrics(found, given, labels)
 
 
@@ -97,12 +97,12 @@ def read_table(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[
     if own is not None and glue.is_unnamed(own, file):
         texts, numbers = glue.rows_of(own, file)
         return texts, [own.labels[number] for number in numbers]
-    rows = list(table.rows(file))
+    rows = list(table.file_rows(file))
     if not rows:
         raise UserError(f"{file} has no rows, so there is nothing to predict")
     columns = _columns({name for row in rows for name in row.fields}, data)
     advice = "give the column the name that it has in the training data"
-    texts = table.texts(rows, columns.texts, advice)  # type: ignore[arg-type]
+    texts = table.column_texts(rows, columns.texts, advice)  # type: ignore[arg-type]
     return texts, _given(rows, data, columns)
 
 
@@ -139,7 +139,7 @@ def _given(rows: list[table.Row], data: Labelled, columns: glue.Columns) -> list
     """
     column = str(columns.label)
     own = glue.TASKS.get(data.task)
-    given = [table.label(row, column) if column in row.fields else None for row in rows]
+    given = [table.row_label(row, column) if column in row.fields else None for row in rows]
     if own is None or not own.labels:
         return given
     return [None if label is None else _class_name(own, label) for label in given]
@@ -180,7 +180,7 @@ def _gold(label: str | None, labels: tuple[str, ...]) -> float | None:
     if label is None:
         return None
     if not labels:
-        return glue.number(label)
+        return glue.label_number(label)
     return labels.index(label) if label in labels else None
 
 

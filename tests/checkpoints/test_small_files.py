@@ -17,7 +17,7 @@ from train.analysis.runs import Run
 from train.common import files
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
-from train.data.text import tokens
+from train.data.text import read_tokens
 from train.store.workdir import Workdir
 
 
@@ -159,13 +159,13 @@ def test_lost_and_changed_lines_of_a_log_are_found(finished, tmp_path):
 
 def test_the_tokens_and_what_is_known_of_them_are_checked(tmp_path, capsys):
     data = runs.experiment(tmp_path).data
-    before = np.array(tokens(data).valid)  # a copy: the files of the map are damaged below
+    before = np.array(read_tokens(data).valid)  # a copy: the files of the map are damaged below
     (folder,) = (tmp_path / "cache").iterdir()
     for name in ("valid", "about.json"):
         whole = (folder / name).read_bytes()
         for damaged in (b"", whole[:5]):
             (folder / name).write_bytes(damaged)
-            again = tokens(data)
+            again = read_tokens(data)
             assert f"is damaged ({name} has changed): it is made again" in capsys.readouterr().err
             assert (folder / name).read_bytes() == whole
             np.testing.assert_array_equal(again.valid, before)

@@ -18,7 +18,7 @@ from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from jaxgrow.untrusted import using_limits
 from train import evaluate as command
 from train.common.errors import UserError
-from train.data.text import end_of_text, tokenizer, tokenizer_of
+from train.data.text import end_of_text, load_tokenizer, tokenizer_of
 from train.extras.evaluation.benchmarks import _manager
 from train.extras.evaluation.perplexity import files_of, text_perplexity
 from train.extras.evaluation.published import PUBLISHED
@@ -35,7 +35,7 @@ TEXT = "In the beginning was the wörd, and the word was with a blank.\n Ende "
 def scorer(config, seed=0):
     # Larger weights make the predictions distinct.
     params = jax.tree.map(lambda x: 8 * x, runs.fresh(config, seed))
-    return Scorer(TextModel(config, params, tokenizer("bytes"), Mesh().over(jax.devices())))
+    return Scorer(TextModel(config, params, load_tokenizer("bytes"), Mesh().over(jax.devices())))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def losses(scorer, tokens):
 
 
 def test_the_byte_tokenizer_gives_the_trained_bytes():
-    of_bytes, text = tokenizer("bytes"), "Hëllo \u0100\x7f\u00ad \n\t 日本 \U0001f600  z"
+    of_bytes, text = load_tokenizer("bytes"), "Hëllo \u0100\x7f\u00ad \n\t 日本 \U0001f600  z"
     assert of_bytes.encode(text).ids == list(text.encode())
     assert of_bytes.decode(list(text.encode())) == text
     assert of_bytes.get_vocab_size() == 256

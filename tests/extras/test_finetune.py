@@ -25,14 +25,14 @@ from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
 from train.common.errors import UserError
-from train.data.text import tokenizer
+from train.data.text import load_tokenizer
 from train.extras.aot.compilation import AotRun
 from train.extras.aot.machines import describe_machine
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.images.images import Images
 from train.extras.labelled import glue
 from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.supervised import outputs, score
+from train.extras.labelled.supervised import model_outputs, score_model
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import best_rate, tune_model
 from train.plan.training import Train
@@ -165,13 +165,13 @@ def test_heads_differ_by_seed_and_repeat_to_the_bit(home, tmp_path):
 def test_what_was_fine_tuned_and_grown_goes_on_with_its_head(learned, home, tmp_path):
     growth = operators.llama_pro(FAMILIES["gpt2"].sizes(), {"layers": 4})
     checkpoints.transform(learned[0], checkpoints.Output(tmp_path / "deep", "orbax"), growth)
-    tokenizer("bytes").save(str(tmp_path / "deep" / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(tmp_path / "deep" / "tokenizer.json"))
     old = Freeze(layers=tuple(sorted({0, 1, 2, 3} - {*operators.new_layers(growth)})))
     experiment = replace(tuning(home / "cola", freeze=old).of(tmp_path / "deep", 1e-30, 0), steps=1)
     assert experiment.method.new_head is False
     run_experiment(experiment, tmp_path / "run")
     # At first, the added layers of LLaMA Pro have no effect.
-    assert score(tmp_path / "run", experiment.data) == learned[1]
+    assert score_model(tmp_path / "run", experiment.data) == learned[1]
 
 
 def test_samples_cost_what_they_are_long(home):
@@ -208,7 +208,7 @@ def test_scores_are_kept_with_the_run(learned, home):
     folder, scores = learned
     assert Workdir(folder).scores == scores
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
-    assert score(folder, experiment.data) == scores
+    assert score_model(folder, experiment.data) == scores
     # This call does not use the sequence length of the run.
     found = evaluate_tasks(folder, ["cola"], home)["cola"]
     assert found == {"matthews, dev": scores["dev"]["matthews"]}
@@ -339,7 +339,8 @@ def test_an_exported_run_is_evaluated_with_texts_of_the_same_length(
 ):
     runs.export(learned[0], tmp_path / "hf")
     monkeypatch.setattr(
-        "train.extras.evaluation.tasks.score", lambda _, data: {"dev": {"length": data.length}}
+        "train.extras.evaluation.tasks.score_model",
+        lambda _, data: {"dev": {"length": data.length}},
     )
     for folder in (learned[0], tmp_path / "hf"):
         found = evaluate_tasks(folder, ["cola"], home / "cola")
@@ -393,7 +394,9 @@ def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp
     with torch.no_grad():
         logits = theirs(torch.tensor(np.stack(samples), dtype=torch.long)).logits.numpy()
     config, params = load(learned[0])
-    np.testing.assert_allclose(outputs(config, params, examples, runs.mesh()), logits, atol=1e-4)
+    np.testing.assert_allclose(
+        model_outputs(config, params, examples, runs.mesh()), logits, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -447,7 +450,7 @@ def test_models_of_something_else_are_refused(home, tmp_path):
     with pytest.raises(UserError, match="a ViTConfig cannot take Labelled"):
         tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):
-        score(home / "gpt2", Labelled("cola", str(home / "cola"), length=14))
+        score_model(home / "gpt2", Labelled("cola", str(home / "cola"), length=14))
     save(tmp_path / "bare", FAMILIES["gpt2"], load(home / "gpt2")[1])
     with pytest.raises(UserError, match=r"there is no tokenizer.json in .*bare"):
         tuning(home / "cola").of(tmp_path / "bare", 1e-3, 0)

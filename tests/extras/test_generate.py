@@ -18,7 +18,7 @@ from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from jaxgrow.untrusted import escape_text
 from train import generate as command
 from train.common.errors import UserError, exits_cleanly
-from train.data.text import tokenizer
+from train.data.text import load_tokenizer
 from train.extras.evaluation.stopping import Stopping
 
 SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
@@ -27,7 +27,7 @@ SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp
 def written(folder, config):
     """Write a model with distinct predictions, and a byte tokenizer."""
     save(folder, config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
-    tokenizer("bytes").save(str(folder / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -206,7 +206,7 @@ def test_parts_of_a_stream_come_as_the_text_grows(gpt):
 
 
 def test_no_part_of_a_stop_string_is_streamed():
-    stopping = Stopping(tokenizer("bytes"), ["END", "D!"])
+    stopping = Stopping(load_tokenizer("bytes"), ["END", "D!"])
     for text, settled in (
         ("a EN", "a "),
         ("a E", "a "),
@@ -261,7 +261,7 @@ def test_a_chat_is_the_template_of_the_model(gpt, tmp_path, run):
     answer = run(model, "--prompt", "hi", "--chat", "--max-new", 8)
     config, params = load(model)
     [tokens] = generate(config, params, [[0, *b"<user>hi<a>"]], max_new=8, end=0)
-    assert answer == escape_text(tokenizer("bytes").decode(tokens.tolist()) + "\n")
+    assert answer == escape_text(load_tokenizer("bytes").decode(tokens.tolist()) + "\n")
     (model / "chat_template.jinja").write_text("{{ raise_exception('no user') }}")
     with pytest.raises(UserError, match="the chat template of the model failed: no user"):
         run(model, "--prompt", "hi", "--chat")

@@ -17,7 +17,7 @@ from jaxgrow.extras.models.generation import generate
 from jaxgrow.models import BERTConfig
 from train import evaluate as command
 from train.common.errors import UserError
-from train.data.text import tokenizer
+from train.data.text import load_tokenizer
 from train.extras.evaluation import benchmarks
 from train.extras.evaluation.benchmarks import BOOTSTRAP, Benchmarks
 from train.extras.evaluation.published import PUBLISHED
@@ -149,7 +149,7 @@ def home(tmp_path_factory):
     )
     torch.manual_seed(0)
     hf.GPT2LMHeadModel(config).save_pretrained(folder / "model")
-    tokenizer("bytes").save(str(folder / "model" / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(folder / "model" / "tokenizer.json"))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (folder / "model" / "tokenizer_config.json").write_text(json.dumps(about))
     return folder
@@ -325,7 +325,7 @@ def test_a_group_has_the_scores_of_its_parts(home, tmp_path):
 def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
     config = BERTConfig(**SIZES)
     orbax.export(tmp_path / "bert", config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
-    tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
     model = opened(tmp_path / "bert")
     scorer = Scorer(model)
     sentences = [[f" {pair[name]}" for name in ("sentence_good", "sentence_bad")] for pair in PAIRS]
@@ -354,7 +354,7 @@ def test_it_generates_until_a_text(home):
 
     whole = generated()
     [tokens] = generate(*load(home / "model"), [list(b"one two")], max_new=8, end=0)
-    assert whole == tokenizer("bytes").decode(tokens.tolist())
+    assert whole == load_tokenizer("bytes").decode(tokens.tolist())
     assert generated(until=[whole[2]]) == generated(until=whole[2]) == whole.split(whole[2])[0]
     assert generated(do_sample=True, temperature=1e-6) == whole
 

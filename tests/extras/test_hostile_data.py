@@ -26,10 +26,10 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import UntrustedError, using_limits
 from train.common.errors import UserError
 from train.data import cache, formats
-from train.data.corpus import shards, splits, text_corpus
-from train.data.text import Data, _byte_tokenizer, tokens
+from train.data.corpus import dataset_shards, dataset_splits, text_corpus
+from train.data.text import Data, _byte_tokenizer, read_tokens
 from train.extras.images import idx
-from train.extras.images.images import Images, images
+from train.extras.images.images import Images, read_images
 from train.extras.labelled import table
 from train.extras.tfds import checked_info
 
@@ -38,7 +38,7 @@ ZIPPED = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 
 
 def read(path: Path, field: str = "text") -> str:
-    return "".join(piece for document in formats.documents(path, field) for piece in document)
+    return "".join(piece for document in formats.read_documents(path, field) for piece in document)
 
 
 def saved(folder: Path, names: list | None = None) -> Path:
@@ -66,7 +66,7 @@ def test_patched_offsets_of_arrow_are_an_error(tmp_path, offset):
         changed = bytearray(content)
         changed[place : place + 4] = offset.to_bytes(4, "little", signed=True)
         file.write_bytes(changed)
-        for use in (lambda: read(file), lambda: [*table.rows(tmp_path / "d")]):
+        for use in (lambda: read(file), lambda: [*table.file_rows(tmp_path / "d")]):
             with pytest.raises(UserError, match=f"cannot read {file}: "):
                 use()
 
@@ -78,7 +78,7 @@ def test_any_changed_byte_of_arrow_never_ends_the_process(tmp_path):
         changed = bytearray(content)
         changed[place] ^= 0x80
         file.write_bytes(changed)
-        for use in (lambda: read(file), lambda: [*table.rows(tmp_path / "d")]):
+        for use in (lambda: read(file), lambda: [*table.file_rows(tmp_path / "d")]):
             try:
                 use()
             except UserError as error:
@@ -96,7 +96,7 @@ def test_a_small_parquet_with_gigabytes_of_text_is_refused(tmp_path, repeated):
     path = bomb(tmp_path / "bomb.parquet", ["x" * repeated] * count)
     assert path.stat().st_size < 200_000
     with using_limits(bytes=100 << 20):
-        for use in (lambda: read(path), lambda: [*formats.records(path)]):
+        for use in (lambda: read(path), lambda: [*formats.table_records(path)]):
             with pytest.raises(UserError, match=r"bomb\.parquet.*--limits bytes="):
                 use()
 
@@ -116,7 +116,7 @@ def test_the_sizes_that_a_parquet_declares_are_not_believed(tmp_path):
     assert parquet.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size == 1000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with using_limits(bytes=150 << 20):
-        for use in (lambda: read(path), lambda: [*formats.records(path)]):
+        for use in (lambda: read(path), lambda: [*formats.table_records(path)]):
             with pytest.raises(UserError, match=r"lie\.parquet.*--limits bytes="):
                 use()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
@@ -135,7 +135,7 @@ def test_compressed_arrow_is_refused_before_it_is_decompressed(tmp_path, codec):
             out.write_table(rows)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with using_limits(bytes=100 << 20):
-            for use in (lambda: read(path), lambda: [*table.rows(tmp_path / "d")]):
+            for use in (lambda: read(path), lambda: [*table.file_rows(tmp_path / "d")]):
                 with pytest.raises(UserError, match=r"data-0\.arrow.*--limits bytes="):
                     use()
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
@@ -149,14 +149,14 @@ def test_compressed_arrow_is_read(tmp_path):
         how = pa.ipc.IpcWriteOptions(compression=codec)
         with pa.ipc.new_stream(str(tmp_path / "a.arrow"), rows.schema, options=how) as out:
             out.write_table(rows, 100)
-        assert [row for _, row in formats.records(tmp_path / "a.arrow")] == expected
+        assert [row for _, row in formats.table_records(tmp_path / "a.arrow")] == expected
 
 
 def test_rows_without_bytes_are_counted(tmp_path):
     path = tmp_path / "rows.parquet"
     parquet.write_table(pa.table({"text": pa.nulls(2_000_000, pa.string())}), path)
     with using_limits(entries=1_000_000), pytest.raises(UserError, match="--limits entries="):
-        list(formats.records(path))
+        list(formats.table_records(path))
 
 
 # --- long lines ---
@@ -167,7 +167,7 @@ from pathlib import Path
 from train.data import formats
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    for document in formats.documents(Path(sys.argv[1]), "text"):
+    for document in formats.read_documents(Path(sys.argv[1]), "text"):
         for piece in document:
             pass
 except Exception as error:
@@ -214,7 +214,7 @@ def test_a_long_line_is_cut_and_has_the_tokens_of_the_whole_text(tmp_path, suffi
         tokenizer = str(tmp_path / tokenizer)
     data = Data("text", *(f"{tmp_path}/{name}.txt{suffix}" for name in "ab"), cache=str(tmp_path))
     with using_limits(record=1 << 14):
-        found = tokens(replace(data, tokenizer=tokenizer))
+        found = read_tokens(replace(data, tokenizer=tokenizer))
     assert found.train.tobytes() == line.encode() + b"\0" == found.valid.tobytes()
 
 
@@ -266,7 +266,7 @@ def test_a_stream_is_refused_when_it_decompresses_to_too_much(tmp_path):
 def test_names_in_a_state_stay_in_the_folder(tmp_path, name):
     saved(tmp_path)
     with pytest.raises(UserError):
-        shards(saved(tmp_path / "d", [name]))
+        dataset_shards(saved(tmp_path / "d", [name]))
 
 
 def test_a_link_in_a_saved_folder_leads_nowhere_else(tmp_path):
@@ -275,7 +275,7 @@ def test_a_link_in_a_saved_folder_leads_nowhere_else(tmp_path):
     (folder / "data-0.arrow").unlink()
     (folder / "data-0.arrow").symlink_to(outside)
     with pytest.raises(UserError, match="outside the folder"):
-        shards(folder)
+        dataset_shards(folder)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_link_in_a_saved_folder_leads_nowhere_else(tmp_path):
 def test_names_of_splits_stay_in_the_folder(tmp_path, content):
     (tmp_path / "dataset_dict.json").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(UserError):
-        splits(tmp_path)
+        dataset_splits(tmp_path)
 
 
 def test_a_fifo_or_a_device_does_not_block(tmp_path):
@@ -328,7 +328,7 @@ def test_a_head_of_idx_may_declare_anything(tmp_path):
             (tmp_path / name).write_bytes(head)
         idx._array.cache_clear()
         with pytest.raises(UserError, match="is damaged or is not an idx file"):
-            idx.read(tmp_path, "train")
+            idx.read_idx(tmp_path, "train")
 
 
 INFO = {"name": "d", "version": "1.0.0", "splits": [{"name": "train", "shardLengths": ["1"]}]}
@@ -370,32 +370,32 @@ def corpus(tmp_path):
 
 
 def test_changed_bytes_of_the_cache_are_made_again_with_a_note(corpus, capfd):
-    before = tokens(corpus)
+    before = read_tokens(corpus)
     expected = (before.train.tobytes(), before.identity)
     (folder,) = Path(corpus.cache).iterdir()
     content = bytearray((folder / "train").read_bytes())
     content[0] ^= 1
     (folder / "train").write_bytes(content)
-    after = tokens(corpus)
+    after = read_tokens(corpus)
     assert (after.train.tobytes(), after.identity) == expected
     assert "is damaged (train has changed): it is made again" in capfd.readouterr().err
     assert [p.name.partition("-")[0] for p in Path(corpus.cache).iterdir()].count("damaged") == 1
 
 
 def test_a_changed_corpus_is_read_again_with_a_note(corpus, capfd):
-    tokens(corpus)
+    read_tokens(corpus)
     assert "changed" not in capfd.readouterr().err
     os.utime(Path(corpus.path) / "a.txt", ns=(0, 0))
-    tokens(corpus)
+    read_tokens(corpus)
     assert "the data have changed since they were cached" in capfd.readouterr().err
-    tokens(corpus)
+    read_tokens(corpus)
     assert "changed" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_the_cache_of_a_private_text_is_private(corpus, mode):
     (Path(corpus.path) / "b.txt").chmod(mode)
-    tokens(corpus)
+    read_tokens(corpus)
     (folder,) = Path(corpus.cache).iterdir()
     assert folder.stat().st_mode & 0o077 == {0o600: 0, 0o640: 0o050, 0o644: 0o055}[mode]
 
@@ -412,25 +412,25 @@ def test_the_cache_of_a_private_text_is_private(corpus, mode):
     ],
 )
 def test_a_wrong_description_in_a_cache_of_others_is_one_line(corpus, change):
-    tokens(corpus)
+    read_tokens(corpus)
     (folder,) = Path(corpus.cache).iterdir()
     about = json.loads((folder / "about.json").read_text())
     (folder / "about.json").write_text(json.dumps(about | change))
     (folder / "SUMS").unlink()
     seal(folder, cache.SUMS)
     with pytest.raises(UserError, match="is damaged") as error:
-        tokens(corpus)
+        read_tokens(corpus)
     assert "\n" not in str(error.value)
 
 
 def test_no_link_in_the_cache_is_written_through(corpus, tmp_path):
-    tokens(corpus)
+    read_tokens(corpus)
     (folder,) = Path(corpus.cache).iterdir()
     folder.rename(tmp_path / ".moved")
     (tmp_path / ".victim").write_text("precious")
     folder.with_name(f".lock-{folder.name}").symlink_to(tmp_path / ".victim")
     with pytest.raises(UntrustedError):
-        tokens(corpus)
+        read_tokens(corpus)
     assert (tmp_path / ".victim").read_text() == "precious"
 
 
@@ -447,7 +447,7 @@ def pictures(folder: Path) -> Path:
 
 def seen(path: Path, **more) -> Any:
     cache = path.parent / ".cache"
-    return images(Images("folder", str(path), cache=str(cache), **more))
+    return read_images(Images("folder", str(path), cache=str(cache), **more))
 
 
 @pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF", "BMP", "WEBP", "PPM", "ICNS", "PCX"])

@@ -13,8 +13,8 @@ from jaxgrow.models import GPT2Config
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer, child
-from train.data.special import Special, copied, special_tokens
-from train.data.text import Data, _byte_tokenizer, tokenizer, tokens
+from train.data.special import Special, copy_special_files, special_tokens
+from train.data.text import Data, _byte_tokenizer, load_tokenizer, read_tokens
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.generate import Asked, sample_texts
@@ -81,7 +81,7 @@ def about(tmp_path):
 
     def load(change):
         (tmp_path / "tokenizer.json").write_text(json.dumps(content | change))
-        return tokenizer(str(tmp_path / "tokenizer.json"))
+        return load_tokenizer(str(tmp_path / "tokenizer.json"))
 
     load({})
     return load
@@ -129,7 +129,7 @@ def test_a_tokenizer_that_is_slow_only_on_the_corpus_is_stopped(about, tmp_path,
         "text", str(tmp_path / "text"), cache=str(tmp_path), tokenizer=f"{tmp_path}/tokenizer.json"
     )
     with using_limits(seconds=1), pytest.raises(UserError, match="--limits seconds=") as error:
-        tokens(data)
+        read_tokens(data)
     assert "characters with the tokenizer" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -217,7 +217,7 @@ def test_a_panic_is_one_line(tmp_path, monkeypatch):
     _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     monkeypatch.setattr("train.data.text.check_tokenizer", panics)
     with pytest.raises(UserError, match="index out of bounds"):
-        tokenizer(str(tmp_path / "tokenizer.json"))
+        load_tokenizer(str(tmp_path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
@@ -239,7 +239,7 @@ def test_wrong_types_beside_a_tokenizer_are_one_line(tmp_path, name, content):
     _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(UserError) as error:
-        loaded = tokenizer(str(tmp_path / "tokenizer.json"))
+        loaded = load_tokenizer(str(tmp_path / "tokenizer.json"))
         special_tokens(loaded, tmp_path)
     assert "\n" not in str(error.value)
 
@@ -251,11 +251,11 @@ def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
     for name in ("chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"):
         (tmp_path / "model" / name).symlink_to(tmp_path / "key")
         with pytest.raises(UserError, match="outside the folder"):
-            copied(tmp_path / "model", tmp_path / "out")
+            copy_special_files(tmp_path / "model", tmp_path / "out")
         (tmp_path / "model" / name).unlink()
     os.mkfifo(tmp_path / "model" / "chat_template.jinja")
     with pytest.raises(UserError, match="is not a regular file"):
-        copied(tmp_path / "model", tmp_path / "out")
+        copy_special_files(tmp_path / "model", tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 from train.common.errors import UserError
 from train.extras.images import idx, pixels
 from train.extras.images.augment import DEIT, Augment
-from train.extras.images.images import Images, images
+from train.extras.images.images import Images, read_images
 
 MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 
@@ -42,25 +42,29 @@ def whole(source) -> list[tuple[bytes, int]]:
 
 
 def test_digits_are_there_without_a_file():
-    found = images(Images())
+    found = read_images(Images())
     assert (len(found.train), len(found.valid)) == (1617, 180)
     assert (found.shape, len(found.classes)) == ((8, 8, 1), 10)
     x, y = found.train.sample(0, np.random.default_rng(0))
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((8, 8, 1), np.float32, (), np.int32)
     assert -1 <= x.min() < 0 < x.max() <= 1
     assert len({int(found.valid.sample(i, np.random.default_rng(0))[1]) for i in range(180)}) == 10
-    assert images(Images(size=16)).train.sample(0, np.random.default_rng(0))[0].shape == (16, 16, 1)
+    assert read_images(Images(size=16)).train.sample(0, np.random.default_rng(0))[0].shape == (
+        16,
+        16,
+        1,
+    )
 
 
 def test_a_sample_is_its_file_normalised(data):
-    found = images(data)
+    found = read_images(data)
     assert found.classes == CLASSES and found.shape == (12, 12, 3)
     expected = {
-        (pixels.normalised(Image.open(file)).tobytes(), CLASSES.index(file.parent.name))
+        (pixels.normalised_pixels(Image.open(file)).tobytes(), CLASSES.index(file.parent.name))
         for file in Path(data.path).rglob("*.png")
     }
     assert set(whole(found.train)) | set(whole(found.valid)) == expected
-    x = pixels.normalised(Image.new("RGB", (1, 1), (255, 0, 128)))
+    x = pixels.normalised_pixels(Image.new("RGB", (1, 1), (255, 0, 128)))
     np.testing.assert_allclose(
         x[0, 0], [(1 - 0.485) / 0.229, -0.456 / 0.224, (128 / 255 - 0.406) / 0.225], rtol=1e-6
     )
@@ -87,7 +91,10 @@ def archived(data, kind: str, tmp_path) -> str:
 
 @pytest.mark.parametrize("kind", ["tar", "tar.xz", "tar.gz", "zip"])
 def test_an_archive_is_its_folder(data, kind, tmp_path):
-    folder, archive = images(data), images(replace(data, path=archived(data, kind, tmp_path)))
+    folder, archive = (
+        read_images(data),
+        read_images(replace(data, path=archived(data, kind, tmp_path))),
+    )
     assert archive.classes == folder.classes
     assert whole(archive.train) == whole(folder.train)
     assert whole(archive.valid) == whole(folder.valid)
@@ -95,21 +102,22 @@ def test_an_archive_is_its_folder(data, kind, tmp_path):
 
 def test_gray_images_have_one_channel_and_mixed_ones_three(tmp_path, data):
     gray = replace(data, path=str(tree(tmp_path / "gray", mode="L")))
-    found = images(gray)
+    found = read_images(gray)
     assert found.shape == (12, 12, 1)
     expected = {
-        pixels.normalised(Image.open(file)).tobytes() for file in Path(gray.path).rglob("*.png")
+        pixels.normalised_pixels(Image.open(file)).tobytes()
+        for file in Path(gray.path).rglob("*.png")
     }
     assert {x for x, _ in whole(found.train) + whole(found.valid)} == expected
     picture(0).save(Path(gray.path) / "ant" / "0.png")
-    assert images(gray).shape == (12, 12, 3)
+    assert read_images(gray).shape == (12, 12, 3)
 
 
 def test_gray_images_are_not_copied_in_memory(tmp_path, data, monkeypatch):
     saved = []
     save = np.save
     monkeypatch.setattr(np, "save", lambda file, x: (saved.append(np.ndim(x)), save(file, x)))
-    found = images(replace(data, path=str(tree(tmp_path / "gray", mode="L"))))
+    found = read_images(replace(data, path=str(tree(tmp_path / "gray", mode="L"))))
     assert found.shape == (12, 12, 1)
     assert saved == [1]  # the labels
 
@@ -121,8 +129,8 @@ def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
         UserError,
         match=r"bee/4.png in .* 20 x 16 pixels, (but .* 12 x 12|which is not a square); set data.size",
     ):
-        images(mixed)
-    found = images(replace(mixed, size=10))
+        read_images(mixed)
+    found = read_images(replace(mixed, size=10))
     assert found.shape == (10, 10, 3)
     assert {len(x) for x, _ in whole(found.train)} == {10 * 10 * 3 * 4}
 
@@ -131,9 +139,9 @@ def test_gray_images_of_16_bits_keep_their_values(tmp_path, data):
     gray = np.random.default_rng(0).integers(0, 1 << 16, (12, 12), np.uint16)
     for file in Path(data.path).rglob("*.png"):
         Image.fromarray(gray).save(file)
-    found = images(data)
+    found = read_images(data)
     assert found.shape == (12, 12, 1)
-    expected = pixels.normalised(Image.fromarray((gray >> 8).astype(np.uint8)))
+    expected = pixels.normalised_pixels(Image.fromarray((gray >> 8).astype(np.uint8)))
     np.testing.assert_array_equal(found.train.sample(0, np.random.default_rng(0))[0], expected)
 
 
@@ -142,7 +150,7 @@ def test_hidden_folders_are_no_classes(tmp_path, data, archive):
     for hidden in (".thumbnails", "ant/.ipynb_checkpoints"):
         (Path(data.path) / hidden).mkdir()
         picture(0).save(Path(data.path) / hidden / "0.png")
-    found = images(replace(data, path=archived(data, "zip", tmp_path)) if archive else data)
+    found = read_images(replace(data, path=archived(data, "zip", tmp_path)) if archive else data)
     assert found.classes == CLASSES
     assert len(found.train) + len(found.valid) == 24
 
@@ -153,22 +161,26 @@ def test_the_folders_of_splits_are_splits(tmp_path, data, archive):
     for split, count in (("val", 3), ("test", 2)):
         tree(tmp_path / "splits" / split, count=count)
     splits = replace(data, path=str(tmp_path / "splits"))
-    found = images(replace(splits, path=archived(splits, "zip", tmp_path)) if archive else splits)
+    found = read_images(
+        replace(splits, path=archived(splits, "zip", tmp_path)) if archive else splits
+    )
     assert found.classes == CLASSES
     assert (len(found.train), len(found.valid)) == (24, 9)
-    alone = [images(replace(data, path=f"{splits.path}/{split}")) for split in ("train", "val")]
+    alone = [
+        read_images(replace(data, path=f"{splits.path}/{split}")) for split in ("train", "val")
+    ]
     of = [sorted(whole(split.train) + whole(split.valid)) for split in alone]
     assert [sorted(whole(found.train)), sorted(whole(found.valid))] == of
     picture(0).save(tmp_path / "splits" / "val" / "0.png")  # as in the archive of ImageNet
     with pytest.raises(UserError, match=r"val/0.png in .* no training image is of this class"):
-        images(splits)
+        read_images(splits)
 
 
 def test_train_and_test_can_be_classes(data):
     root = Path(data.path)
     for name in ("train", "test"):
         shutil.copytree(root / "ant", root / name)
-    found = images(data)
+    found = read_images(data)
     assert found.classes == tuple(sorted({*CLASSES, "train", "test"}))
     assert len(found.train) + len(found.valid) == 40
 
@@ -186,7 +198,7 @@ def test_the_folder_of_a_symlink_is_its_class(tmp_path, data):
     links = replace(data, path=str(tmp_path / "links"))
 
     def counted() -> list[int]:
-        found = images(links)
+        found = read_images(links)
         return np.bincount([y for _, y in whole(found.train) + whole(found.valid)]).tolist()
 
     assert counted() == [8, 8, 8]
@@ -196,14 +208,14 @@ def test_the_folder_of_a_symlink_is_its_class(tmp_path, data):
 
 
 def test_images_are_decoded_once_and_again_when_a_file_changes(data, monkeypatch):
-    before = whole(images(data).train)
+    before = whole(read_images(data).train)
     with monkeypatch.context() as patch:
         patch.setattr("PIL.Image.open", None)  # A call would raise an error.
-        assert whole(images(replace(data, augment=Augment())).train) == before
+        assert whole(read_images(replace(data, augment=Augment())).train) == before
     for file in Path(data.path).rglob("*.png"):
         picture(0).save(file)
         os.utime(file, ns=(0, 0))
-    assert len(set(whole(images(data).train))) == len(CLASSES)
+    assert len(set(whole(read_images(data).train))) == len(CLASSES)
 
 
 def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
@@ -213,9 +225,9 @@ def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("numpy.lib.format.open_memmap", full)
         with pytest.raises(OSError, match="No space left"):
-            images(data)
+            read_images(data)
     assert list(Path(data.cache).iterdir()) == []
-    assert len(images(data).train) == 18
+    assert len(read_images(data).train) == 18
 
 
 # --- validation split ---
@@ -223,7 +235,7 @@ def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
 
 @pytest.mark.parametrize("fraction", [0.5, 0.25, 0.1])
 def test_training_and_validation_images_are_a_partition(data, fraction):
-    found = images(replace(data, valid_fraction=fraction))
+    found = read_images(replace(data, valid_fraction=fraction))
     train, valid = set(whole(found.train)), set(whole(found.valid))
     assert not train & valid
     assert len(train | valid) == 24
@@ -231,9 +243,9 @@ def test_training_and_validation_images_are_a_partition(data, fraction):
 
 
 def test_every_class_is_in_the_validation_set(data):
-    found = images(data)
+    found = read_images(data)
     assert {y for _, y in whole(found.valid)} == {0, 1, 2}
-    assert whole(images(data).valid) == whole(found.valid)
+    assert whole(read_images(data).valid) == whole(found.valid)
 
 
 # --- errors ---
@@ -241,32 +253,32 @@ def test_every_class_is_in_the_validation_set(data):
 
 def test_what_is_absent_or_empty_is_refused(tmp_path, data):
     with pytest.raises(UserError, match=r"there are no images at .*/absent"):
-        images(replace(data, path=str(tmp_path / "absent")))
+        read_images(replace(data, path=str(tmp_path / "absent")))
     (tmp_path / "empty").mkdir()
     with pytest.raises(
         UserError, match=r"no images in .*/empty: there is no .jpg, .jpeg or .png file"
     ):
-        images(replace(data, path=str(tmp_path / "empty")))
+        read_images(replace(data, path=str(tmp_path / "empty")))
 
 
 def test_one_class_is_refused(tmp_path, data):
     (tmp_path / "one" / "ant").mkdir(parents=True)
     picture(0).save(tmp_path / "one" / "ant" / "0.png")
     with pytest.raises(UserError, match="are of one class, 'ant'"):
-        images(replace(data, path=str(tmp_path / "one")))
+        read_images(replace(data, path=str(tmp_path / "one")))
 
 
 def test_an_image_outside_of_a_class_is_named(data):
     picture(0).save(Path(data.path) / "stray.png")
     with pytest.raises(UserError, match=r"stray.png in .* has no class"):
-        images(data)
+        read_images(data)
 
 
 def test_a_damaged_image_is_named(data):
     file = Path(data.path) / "bee" / "3.png"
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(UserError, match=r"cannot read bee/3.png in .*/tree"):
-        images(data)
+        read_images(data)
     assert list(Path(data.cache).iterdir()) == []
 
 
@@ -274,17 +286,17 @@ def test_a_damaged_archive_is_named(tmp_path, data):
     path = tmp_path / "damaged.tar.xz"
     path.write_bytes(lzma.compress(b"no archive"))
     with pytest.raises(UserError, match=r"cannot read .*/damaged.tar.xz"):
-        images(replace(data, path=str(path)))
+        read_images(replace(data, path=str(path)))
     whole = Path(archived(data, "tar.xz", tmp_path)).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"cannot read .*/damaged.tar.xz"):
-        images(replace(data, path=str(path)))
+        read_images(replace(data, path=str(path)))
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(UserError, match=r"pip install -e '.\[vision\]'"):
-        images(Images())
+        read_images(Images())
 
 
 @pytest.mark.parametrize(
@@ -337,24 +349,25 @@ class TinyPictures(tfds.core.GeneratorBasedBuilder):
 
 def test_a_tfds_set_stays_encoded_and_keeps_its_split(tmp_path):
     data = Images("tfds", str(tmp_path), "tiny_pictures", size=8)
-    found = images(data)
+    found = read_images(data)
     assert (len(found.train), len(found.valid), found.classes) == (6, 2, CLASSES)
     samples = [found.train.sample(i, np.random.default_rng(0)) for i in range(6)]
     assert {x.shape for x, _ in samples} == {(8, 8, 3)}
     assert sorted(int(y) for _, y in samples) == [0, 0, 1, 1, 2, 2]
     expected = {
-        pixels.normalised(pixels.central(picture(i, (10 + i, 12)), 8)).tobytes() for i in range(2)
+        pixels.normalised_pixels(pixels.central_crop(picture(i, (10 + i, 12)), 8)).tobytes()
+        for i in range(2)
     }
     assert {x for x, _ in whole(found.valid)} == expected
     with pytest.raises(
         UserError, match=r"images of tiny_pictures are not all squares of one size; set data.size"
     ):
-        images(replace(data, size=None))
+        read_images(replace(data, size=None))
 
 
 def test_an_unknown_tfds_set_is_refused(tmp_path):
     with pytest.raises(UserError, match="tensorflow-datasets cannot prepare 'no_such_pictures'"):
-        images(Images("tfds", str(tmp_path), "no_such_pictures"))
+        read_images(Images("tfds", str(tmp_path), "no_such_pictures"))
 
 
 # --- augmentation ---
@@ -372,7 +385,7 @@ def drawn(
     "augment", [Augment(crop="pad", flip=True), DEIT], ids=["shift and flip", "DeiT"]
 )
 def test_a_sample_is_pure_in_its_generator(data, augment):
-    source = images(replace(data, augment=augment)).train
+    source = read_images(replace(data, augment=augment)).train
 
     def sample(seed):
         return source.sample(2, np.random.default_rng(seed))
@@ -383,19 +396,19 @@ def test_a_sample_is_pure_in_its_generator(data, augment):
 
 
 def test_validation_is_never_augmented(data):
-    assert whole(images(replace(data, augment=DEIT)).valid) == whole(images(data).valid)
+    assert whole(read_images(replace(data, augment=DEIT)).valid) == whole(read_images(data).valid)
 
 
 def test_a_flip_is_a_mirror_half_of_the_time():
-    same, found = pixels.normalised(picture(3)), drawn(Augment(flip=True), 400)
+    same, found = pixels.normalised_pixels(picture(3)), drawn(Augment(flip=True), 400)
     flipped = [np.array_equal(x, same[:, ::-1]) for x in found]
     assert all(f or np.array_equal(x, same) for f, x in zip(flipped, found, strict=True))
     assert 150 < sum(flipped) < 250
 
 
 def test_a_padded_crop_shifts_by_every_offset():
-    same = pixels.normalised(picture(3, (16, 16)))
-    black = pixels.normalised(Image.new("RGB", (20, 20)))
+    same = pixels.normalised_pixels(picture(3, (16, 16)))
+    black = pixels.normalised_pixels(Image.new("RGB", (20, 20)))
     black[2:18, 2:18] = same
     offsets = {(i, j): black[i : i + 16, j : j + 16].tobytes() for i in range(5) for j in range(5)}
     found = {x.tobytes() for x in drawn(Augment(crop="pad"), 300, (16, 16), to=16)}
@@ -469,7 +482,7 @@ def test_erasing_makes_noise_of_a_rectangle():
     "augment", [Augment(mixup=0.8), Augment(cutmix=1.0), DEIT], ids=["mixup", "cutmix", "DeiT"]
 )
 def test_targets_are_probabilities(data, augment):
-    source, rng = images(replace(data, augment=augment)).train, np.random.default_rng(0)
+    source, rng = read_images(replace(data, augment=augment)).train, np.random.default_rng(0)
     for i in range(len(source)):
         x, y = source.sample(i, rng)
         assert (x.dtype, y.dtype, y.shape) == (np.float32, np.float32, (3,))
@@ -485,22 +498,26 @@ def test_mixup_and_cutmix_mix_targets_in_proportion():
     shares = {"mixup": [], "cutmix": []}
     for name, found in shares.items():
         for _ in range(200):
-            share, x = pixels.mixed(one, zero, Augment(**{name: 1.0}), rng)
+            share, x = pixels.mixed_pixels(one, zero, Augment(**{name: 1.0}), rng)
             np.testing.assert_allclose(x.mean(), share, atol=1e-6)
             assert len(np.unique(x)) <= (1 if name == "mixup" else 2)
             found.append(share)
     assert abs(np.mean(shares["mixup"]) - 0.5) < 0.06  # Beta(1, 1)
-    both = [pixels.mixed(one, zero, Augment(mixup=1.0, cutmix=1.0), rng)[1] for _ in range(400)]
+    both = [
+        pixels.mixed_pixels(one, zero, Augment(mixup=1.0, cutmix=1.0), rng)[1] for _ in range(400)
+    ]
     cut = sum(set(np.unique(x)) <= {0.0, 1.0} for x in both)
     assert 150 < cut < 250
 
 
 def test_label_smoothing():
-    np.testing.assert_allclose(pixels.smooth(1, 4, 0.2), [0.05, 0.85, 0.05, 0.05], rtol=1e-6)
-    x, y = pixels.sample((picture(0), 2), None, Augment(), 12, 4, np.random.default_rng(0))
+    np.testing.assert_allclose(pixels.smooth_label(1, 4, 0.2), [0.05, 0.85, 0.05, 0.05], rtol=1e-6)
+    x, y = pixels.augmented_sample(
+        (picture(0), 2), None, Augment(), 12, 4, np.random.default_rng(0)
+    )
     assert y == 2 and y.dtype == np.int32
     assert json.dumps(y.tolist()) == "2"
-    np.testing.assert_array_equal(x, pixels.normalised(picture(0)))
+    np.testing.assert_array_equal(x, pixels.normalised_pixels(picture(0)))
 
 
 # --- the files of MNIST ---
@@ -523,7 +540,7 @@ def mnist(tmp_path):
 
 
 def test_the_files_of_mnist_are_read(mnist):
-    split = images(Images("idx", str(mnist)))
+    split = read_images(Images("idx", str(mnist)))
     assert split.shape == (28, 28, 1) and split.classes == tuple("012345")
     assert (len(split.train), len(split.valid)) == (6, 4)
     pixels, label = split.valid.sample(2, np.random.default_rng(0))
@@ -531,7 +548,7 @@ def test_the_files_of_mnist_are_read(mnist):
     expected = np.frombuffer(raw, np.uint8).reshape(4, 28, 28)[2]
     np.testing.assert_allclose(pixels[..., 0], (expected / 255 - 0.5) / 0.5, atol=1e-6)
     assert label == 2
-    large = images(Images("idx", str(mnist), size=32))
+    large = read_images(Images("idx", str(mnist), size=32))
     image = Image.fromarray(expected).resize((32, 32), Image.Resampling.BICUBIC)
     pixels, _ = large.valid.sample(2, np.random.default_rng(0))
     np.testing.assert_allclose(pixels[..., 0], (np.asarray(image) / 255 - 0.5) / 0.5, atol=1e-6)
@@ -540,7 +557,7 @@ def test_the_files_of_mnist_are_read(mnist):
 @pytest.mark.skipif(not MNIST.is_dir(), reason="no published files beside the repository")
 def test_the_published_files_of_mnist_are_read():
     for split, count, ones in (("train", 60_000, 6742), ("valid", 10_000, 1135)):
-        pixels, labels = idx.read(MNIST, split)
+        pixels, labels = idx.read_idx(MNIST, split)
         assert pixels.shape == (count, 28, 28, 1) and pixels.dtype == np.uint8
         assert {*labels} == {*range(10)} and (labels == 1).sum() == ones
 
@@ -565,4 +582,4 @@ def test_the_published_files_of_mnist_are_read():
 def test_damaged_files_of_mnist_are_named(mnist, name, change, says):
     change(mnist / name)
     with pytest.raises(UserError, match=says):
-        images(Images("idx", str(mnist)))
+        read_images(Images("idx", str(mnist)))

@@ -13,7 +13,7 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.checkpoints.hf.labels import Head, head, named
 from train.common.errors import UserError
-from train.extras.labelled.supervised import outputs, score
+from train.extras.labelled.supervised import model_outputs, score_model
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 from train.state.heads import keeps, learned, order
@@ -61,7 +61,7 @@ def test_outputs_do_not_need_the_kernel_of_the_training(run, home):
     mesh = Mesh().over(jax.devices())
     params = source.shard(mesh)
     found, other = (
-        outputs(replace(source.config, attention=by), params, examples, mesh)
+        model_outputs(replace(source.config, attention=by), params, examples, mesh)
         for by in ("auto", "cudnn")
     )
     np.testing.assert_array_equal(found, other)
@@ -69,12 +69,12 @@ def test_outputs_do_not_need_the_kernel_of_the_training(run, home):
 
 def test_labels_in_another_order_are_matched_by_name(run, home, tmp_path, capsys):
     data = Labelled("cola", str(home / "cola"), length=14)
-    expected = score(run, data)
+    expected = score_model(run, data)
     swapped = published(run, tmp_path / "swapped", ["Acceptable", "Un-acceptable"], swapped=True)
-    assert score(swapped, data) == expected
+    assert score_model(swapped, data) == expected
     assert capsys.readouterr().err == ""
     unnamed = published(run, tmp_path / "unnamed", ["LABEL_0", "LABEL_1"])
-    assert score(unnamed, data) == expected
+    assert score_model(unnamed, data) == expected
     assert "have no names: the order unacceptable, acceptable is assumed" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_a_model_of_other_labels_or_of_another_task_is_refused(run, home, tmp_pa
     with pytest.raises(
         UserError, match="has the classes good, bad, but the data have unacceptable, acceptable"
     ):
-        score(other, Labelled("cola", str(home / "cola"), length=14))
+        score_model(other, Labelled("cola", str(home / "cola"), length=14))
     with pytest.raises(
         UserError,
         match="was trained on cola, but the data are rte: evaluate it on cola, or fine-tune",

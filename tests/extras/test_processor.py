@@ -10,8 +10,8 @@ from PIL import Image
 from jaxgrow import checkpoints
 from jaxgrow.models import ViTConfig
 from train.common.errors import UserError
-from train.extras.images.images import Images, images
-from train.extras.images.processor import FILE, Normal, described, normal_in
+from train.extras.images.images import Images, read_images
+from train.extras.images.processor import FILE, Normal, normal_in, processor_settings
 from train.extras.labelled.downstream import FineTuning
 
 VIT = ViTConfig(
@@ -42,10 +42,10 @@ def given(home, about):
 def test_a_downloaded_model_keeps_its_own_normalisation(home, known):
     data = Images("folder", str(home / "images"), cache=str(home / "cache"), valid_fraction=0.25)
     tuned = FineTuning("x", data, 1, 2).of(given(home, known), 1e-3, 0)
-    pixels, _ = images(tuned.data).valid.sample(0, np.random.default_rng(0))  # type: ignore[arg-type]
+    pixels, _ = read_images(tuned.data).valid.sample(0, np.random.default_rng(0))  # type: ignore[arg-type]
     mean, std = (np.array(known[key]) for key in ("image_mean", "image_std"))
     np.testing.assert_allclose(pixels[3, 3], (np.array([1, 0, 0.2]) - mean) / std, atol=1e-6)
-    written = described(tuned.data, 8, 3)  # type: ignore[arg-type]
+    written = processor_settings(tuned.data, 8, 3)  # type: ignore[arg-type]
     assert {key: pytest.approx(written[key]) for key in known} == known
 
 

@@ -280,7 +280,7 @@ def test_classes_that_are_called_label_0_are_predicted_as_classes(tmp_path):
 def test_rows_whose_number_is_missing_are_not_part_of_the_metrics(tmp_path, capsys):
     kinds = [1.5, float("nan"), None, "n/a", 2.5]
     rows = [table.Row("", {"title": "a", "kind": kind}) for kind in kinds]
-    given = [table.label(row, "kind") for row in rows]
+    given = [table.row_label(row, "kind") for row in rows]
     assert given == ["1.5", None, None, "n/a", "2.5"]
     found = np.array([[1.0], [9.0], [9.0], [9.0], [2.0]])
     assert predict._known_metrics(found, given, ()) == {"pearson": 1.0, "spearman": 1.0}
@@ -394,7 +394,7 @@ def test_a_line_of_names_in_cola_is_explained(tmp_path):
 
 def test_rows_of_a_table_say_where_they_are(tmp_path):
     (tmp_path / "a.tsv").write_text(tsv(ROWS))
-    assert [row.where.rpartition(", ")[2] for row in table.rows(tmp_path / "a.tsv")] == [
+    assert [row.where.rpartition(", ")[2] for row in table.file_rows(tmp_path / "a.tsv")] == [
         f"line {n}" for n in (2, 3, 4, 5)
     ]
 

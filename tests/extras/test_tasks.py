@@ -18,9 +18,9 @@ from jaxgrow import checkpoints
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from train.common.errors import UserError
-from train.data.text import Data, tokens
+from train.data.text import Data, read_tokens
 from train.extras.labelled import glue, metrics, squad
-from train.extras.labelled.encoding import Encoder, truncated
+from train.extras.labelled.encoding import Encoder, pair_lengths
 from train.extras.labelled.task import NAMES, Labelled, Prepared
 
 MODERNBERT = ModernBERTConfig(**SIZES, kv_heads=SIZES["heads"], context=512)
@@ -51,7 +51,7 @@ def test_of_classes_as_scikit_learn(pair):
     assert metrics.accuracy(predictions, labels) == pytest.approx(
         sklearn.accuracy_score(labels, predictions)
     )
-    assert metrics.f1(predictions, labels) == pytest.approx(
+    assert metrics.f1_score(predictions, labels) == pytest.approx(
         sklearn.f1_score(labels, predictions, zero_division=0)
     )
     both = len({*predictions, *labels}) > 1  # the reference warns if there is only one class
@@ -109,7 +109,7 @@ words = st.lists(
 def test_answers_as_the_official_script(said, gold):
     """Compare with the copy of the script in `transformers`, in versions that contain it."""
     theirs = pytest.importorskip("transformers.data.metrics.squad_metrics")
-    assert metrics.normalised(said) == theirs.normalize_answer(said)
+    assert metrics.normalised_answer(said) == theirs.normalize_answer(said)
     golds = [gold] if theirs.normalize_answer(gold) else [""]
     assert metrics.exact_match(said, [gold]) == theirs.compute_exact(golds[0], said)
     assert metrics.answer_f1(said, [gold]) == pytest.approx(theirs.compute_f1(golds[0], said))
@@ -381,7 +381,7 @@ def test_the_longer_text_is_shortened_as_by_tokenizers(a, b, room):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.enable_truncation(room, strategy="longest_first")
     ids = tokenizer.encode("a " * a, "b " * b).ids
-    assert [int(n) for n in truncated(np.array(a), np.array(b), room)] == [
+    assert [int(n) for n in pair_lengths(np.array(a), np.array(b), room)] == [
         ids.count(0),
         ids.count(1),
     ]
@@ -451,9 +451,9 @@ def test_identity_depends_on_content(tmp_path, tokenizers):
     assert (
         made.identity.keys()
         == {"name", "tokenizer", "train", "valid"}
-        <= {*tokens(corpus).identity}
+        <= {*read_tokens(corpus).identity}
     )
-    assert made.identity["tokenizer"] == tokens(corpus).identity["tokenizer"]
+    assert made.identity["tokenizer"] == read_tokens(corpus).identity["tokenizer"]
     json.dumps(made.identity)
     few, more = (
         Labelled.prepared(Labelled("sst2", data.path, tokenizer=data.tokenizer, examples=n), GPT2)
@@ -629,7 +629,9 @@ def test_the_best_span_is_ordered_and_short(tmp_path, tokenizers):
     squad_file(squad_file(tmp_path, "train-v1.1.json", contexts), "dev-v1.1.json", contexts)
     data = Labelled("squad1", str(tmp_path), tokenizer=tokenizers["bert"], length=512)
     questions = squad.squad_questions(squad.TASKS["squad1"], tmp_path)["dev"]
-    read = squad.windows(questions, Encoder(data.tokenizer, BERT), data.length, data.stride)
+    read = squad.question_windows(
+        questions, Encoder(data.tokenizer, BERT), data.length, data.stride
+    )
     logits = np.random.default_rng(0).normal(size=(1, data.length, 2))
     first = int(read.texts.second[0])
     held = int(read.held[0])
@@ -699,13 +701,15 @@ def test_the_best_threshold_is_found_as_by_trying_all(seed, count):
     texts = [str(rng.choice(["a b", "a", "c", ""])) for _ in range(count)]
     found = squad.Answers(texts, rng.integers(-3, 3, count).astype(float))
     tried = [
-        squad.score(squad.TASKS["squad2"], questions, found.at(t))
+        squad.score_answers(squad.TASKS["squad2"], questions, found.at(t))
         for t in (-9.0, *np.unique(found.silence))
     ]
-    best = squad.thresholds(questions, found)
+    best = squad.answer_thresholds(questions, found)
     for name in ("f1", "exact_match"):
         assert best[f"best_{name}"] == pytest.approx(max(scores[name] for scores in tried))
-        at = squad.score(squad.TASKS["squad2"], questions, found.at(best[f"best_{name}_threshold"]))
+        at = squad.score_answers(
+            squad.TASKS["squad2"], questions, found.at(best[f"best_{name}_threshold"])
+        )
         assert at[name] == pytest.approx(best[f"best_{name}"])
 
 
@@ -769,7 +773,7 @@ def test_published_tasks(name, train, dev):
 def test_squad_without_a_dev_file_splits_articles():
     questions = squad.squad_questions(squad.TASKS["squad1"], SHARED)
     assert not {q.context for q in questions["train"]} & {q.context for q in questions["dev"]}
-    read = squad.windows(questions["dev"][:100], Encoder("bytes", BERT), 512, 128)
+    read = squad.question_windows(questions["dev"][:100], Encoder("bytes", BERT), 512, 128)
     logits = np.zeros((len(read.question), 512, 2))
     for w, (begin, end) in enumerate(read.targets):
         logits[w, begin, 0] = logits[w, end, 1] = 9 if begin else 0

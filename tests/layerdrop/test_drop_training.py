@@ -36,7 +36,7 @@ from train.common.errors import UserError
 from train.config import experiment as config
 from train.config.experiment import experiment_json
 from train.data import text as data
-from train.data.batches import probe, validation
+from train.data.batches import probe_batches, validation_batches
 from train.data.windows import Windows, next_tokens
 from train.plan import modifiers
 from train.plan.keep_masks import CHUNK, KeepMasks
@@ -423,7 +423,7 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
         "text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache")
     )
     small = GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
-    batches = probe(Windows(data.tokens(text).valid, 32), 32, 2, 32, 8)
+    batches = probe_batches(Windows(data.read_tokens(text).valid, 32), 32, 2, 32, 8)
     found = []
     for seed in range(4):
         e = runs.experiment(
@@ -462,18 +462,18 @@ def test_measuring_leaves_the_model_as_it_was():
 
 def test_what_measures_is_not_what_judges():
     source = Windows(np.arange(16 * 8 + 1), 8)
-    judged = np.concatenate([inputs for inputs, _ in validation(source, 2, 3)])
+    judged = np.concatenate([inputs for inputs, _ in validation_batches(source, 2, 3)])
     sources = {"": source}
-    inputs, targets = probe(sources, 2, 3, 2, 5)
+    inputs, targets = probe_batches(sources, 2, 3, 2, 5)
     assert inputs.shape == targets.shape == (5, 2, 8)
     firsts = set(inputs[..., 0].ravel().tolist())
     assert len(firsts) == 10
     assert not firsts & set(judged[:, 0].tolist())
-    assert probe(sources, 2, 8, 2, 0) is None
+    assert probe_batches(sources, 2, 8, 2, 0) is None
     with pytest.raises(
         UserError, match=r"needs 6 micro-batches of 2 windows .* has 10 left: lower eval_batches"
     ):
-        probe(sources, 2, 3, 2, 6)
+        probe_batches(sources, 2, 3, 2, 6)
 
 
 # --- plans and runs ---

@@ -22,14 +22,14 @@ from jaxgrow.extras.models.generation import generate
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.extras.peft import lora
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
-from train.data.text import tokenizer
+from train.data.text import load_tokenizer
 
 
 def _model(config: Any, reads: bool = False):
     def make(folder: Path) -> Path:
         checkpoints.save(folder, config, runs.fresh(config))
         if reads:
-            tokenizer("bytes").save(str(folder / "tokenizer.json"))
+            load_tokenizer("bytes").save(str(folder / "tokenizer.json"))
         return folder
 
     return make

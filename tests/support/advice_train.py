@@ -570,7 +570,7 @@ def config(file: Path) -> Path:
 
 def text_model(folder: Path) -> Path:
     checkpoints.save(folder, FAMILIES["gpt2"], runs.fresh(FAMILIES["gpt2"]))
-    text.tokenizer("bytes").save(str(folder / "tokenizer.json"))
+    text.load_tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -17,10 +17,10 @@ from pictures import tree
 from pyarrow import parquet
 
 from train.data import corpus, formats, text
-from train.data.special import copied, special_tokens
+from train.data.special import copy_special_files, special_tokens
 from train.data.text import _byte_tokenizer
 from train.data.token_files import FIELD, checked_ids, token_formats
-from train.extras.images.images import Images, images
+from train.extras.images.images import Images, read_images
 from train.extras.images.processor import normal_in
 from train.extras.labelled import glue, squad, table
 from train.extras.tfds import dataset_records
@@ -82,7 +82,7 @@ def _written(name: str, content: str | bytes) -> Callable[[Path], Path]:
 def _table(name: str) -> Callable[[Path], Any]:
     def use(folder: Path) -> Any:
         spec = table.Spec(folder / "data" / name, None, ("text",), "label", (), False, 0.1)
-        return table.read(spec)
+        return table.read_table(spec)
 
     return use
 
@@ -161,13 +161,13 @@ def _read_text(folder: Path) -> Any:
 SUBJECTS: dict[str, Subject] = {
     "state of a dataset": Subject(
         _saved,
-        lambda folder: list(table.rows(folder / "data")),
+        lambda folder: list(table.file_rows(folder / "data")),
         _name_shard,
         {"link of the parent": _NAMED["link of the parent"]},
     ),
     "Parquet": Subject(
         _parquet,
-        lambda folder: list(formats.records(folder / "data" / "a.parquet")),
+        lambda folder: list(formats.table_records(folder / "data" / "a.parquet")),
         None,
         _NAMED,
     ),
@@ -189,7 +189,7 @@ def _run(folder: Path) -> Path:
 
 def _copied(folder: Path) -> None:
     (folder.parent / "out").mkdir()
-    copied(folder / "data", folder.parent / "out")
+    copy_special_files(folder / "data", folder.parent / "out")
 
 
 def _tokenizer(folder: Path) -> Path:
@@ -210,7 +210,7 @@ def _merges(folder: Path) -> Path:
 
 
 def _read_vocab(folder: Path) -> Any:
-    return text.tokenizer(str(folder / "data"))
+    return text.load_tokenizer(str(folder / "data"))
 
 
 def _images(folder: Path) -> Path:
@@ -228,7 +228,7 @@ def _archive(kind: str) -> Callable[[Path], Path]:
 def _read_images(name: str) -> Callable[[Path], Any]:
     def use(folder: Path) -> Any:
         cache = str(folder.parent / "out" / "cache")
-        return images(Images("folder", str(folder / name), cache=cache))
+        return read_images(Images("folder", str(folder / name), cache=cache))
 
     return use
 
@@ -287,7 +287,7 @@ SUBJECTS |= {
         {**_PARENT, "missing": "the file is optional"},
     ),
     "tokenizer": Subject(
-        _tokenizer, lambda folder: text.tokenizer(str(folder / "tokenizer.json")), None, _NAMED
+        _tokenizer, lambda folder: text.load_tokenizer(str(folder / "tokenizer.json")), None, _NAMED
     ),
     "vocabulary": Subject(_vocab, _read_vocab, None, _PARENT),
     "merges": Subject(
@@ -359,20 +359,20 @@ ROWS: dict[str, Row] = {
         "processor of images", "config of a run"
     ),
     "train/extras/images/processor.py::_read": attacked("processor of images"),
-    "train/data/special.py::copied": attacked("settings to copy"),
+    "train/data/special.py::copy_special_files": attacked("settings to copy"),
     "train/data/special.py::_template": ours(_BY_REGULAR),
-    "train/data/text.py::tokens": ours(_CACHE),
+    "train/data/text.py::read_tokens": ours(_CACHE),
     "train/data/text.py::_mapped": ours(_CACHE),
-    "train/data/cache.py::cached": ours(_CACHE),
-    "train/data/text.py::tokenizer": attacked("tokenizer", "vocabulary", "merges"),
-    "train/data/tokenise.py::tokenise": ours(_CACHE),
-    "train/data/corpus.py::shards": attacked("state of a dataset"),
-    "train/data/corpus.py::splits": attacked("splits of a dataset"),
+    "train/data/cache.py::cached_folder": ours(_CACHE),
+    "train/data/text.py::load_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
+    "train/data/tokenise.py::tokenise_corpus": ours(_CACHE),
+    "train/data/corpus.py::dataset_shards": attacked("state of a dataset"),
+    "train/data/corpus.py::dataset_splits": attacked("splits of a dataset"),
     "train/data/decoding.py::in_folder": attacked("state of a dataset", "settings of a tokenizer"),
     "train/data/decoding.py::json_object": attacked(
         "state of a dataset", "settings of a tokenizer"
     ),
-    "train/data/decoding.py::opened": attacked(
+    "train/data/decoding.py::open_data": attacked(
         "CSV", "compressed TSV", "JSON lines", "GLUE", "SQuAD"
     ),
     "train/data/decoding.py::read_regular": attacked(

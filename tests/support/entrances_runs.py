@@ -23,7 +23,7 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_record
-from train.data.text import tokenizer
+from train.data.text import load_tokenizer
 from train.extras import adapting
 from train.extras.evaluation import published, tasks
 from train.store import intact, origin, recorder, trackers, workdir
@@ -170,7 +170,7 @@ def _finetuned(name: str) -> Callable[[Path], Path]:
         write_record(run / "config.json", {"name": "a", "model": {}, "data": data})
         write_record(run / "result.json", {"labels": ["no", "yes"]})
         write_record(run / "tokenizer_config.json", {"model_max_length": 4})
-        tokenizer("bytes").save(str(run / "tokenizer.json"))
+        load_tokenizer("bytes").save(str(run / "tokenizer.json"))
         (folder / "data").mkdir()
         (folder / "data" / "table.tsv").write_text("text\tlabel\na text\tyes\nanother\tno\n")
         (folder / "data" / "a.txt").write_text("a text\n" * 9)

@@ -11,7 +11,7 @@ from jaxgrow.checkpoints import orbax
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig
-from train.data.text import tokenizer
+from train.data.text import load_tokenizer
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled
 from train.state.optim import Optim
@@ -83,7 +83,7 @@ def pieces(folder: Path, family: str) -> str:
 def checkpoint(folder: Path, config: TextConfig) -> Path:
     """Save a model with a tokenizer of bytes, like a finished run."""
     orbax.export(folder, config, runs.fresh(config))
-    tokenizer("bytes").save(str(folder / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
 
 

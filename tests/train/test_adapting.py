@@ -25,7 +25,7 @@ from train.common.errors import UserError
 from train.config.overrides import with_overrides
 from train.extras.adapting import Adapt, Saved, loaded, save
 from train.extras.adapting import load as saved_in
-from train.extras.labelled.supervised import score
+from train.extras.labelled.supervised import score_model
 from train.extras.labelled.tuning import tune_model
 from train.plan.lifetimes import shapes
 from train.plan.methods import FineTune
@@ -163,7 +163,7 @@ def test_a_model_with_an_adapter_is_a_model(home, adapted):
     jax.tree.map(np.testing.assert_array_equal, split(body)[0], split(before)[0])
     jax.tree.map(np.testing.assert_array_equal, own, saved.params)
     assert all(x.any() for x in jax.tree.leaves(own))
-    assert "matthews" in score(adapted, adapting(home).data)["dev"]
+    assert "matthews" in score_model(adapted, adapting(home).data)["dev"]
     growth = stack(config.sizes(), {"layers": 4})
     large = grow(growth, after, config.axes())
     orbax.export(home / "deep", config.resized(growth), large)

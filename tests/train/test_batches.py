@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from train.common.errors import UserError
-from train.data.batches import training, validation
+from train.data.batches import training_batches, validation_batches
 from train.data.windows import Windows
 
 NUMBERS = np.arange(101)
@@ -37,28 +37,30 @@ def firsts(stream, count: int) -> list[int]:
 
 
 def test_every_window_once_an_epoch_in_another_order_each_time():
-    seen = np.reshape(firsts(training(WINDOWS, 5, seed=1), 15), (3, 25))
+    seen = np.reshape(firsts(training_batches(WINDOWS, 5, seed=1), 15), (3, 25))
     for epoch in seen:
         assert sorted(epoch) == list(range(0, 100, 4))
     assert len({tuple(epoch) for epoch in seen}) == 3
 
 
 def test_the_seed_decides_the_order():
-    first, again, other = (firsts(training(WINDOWS, 5, seed=s), 5) for s in (1, 1, 2))
+    first, again, other = (firsts(training_batches(WINDOWS, 5, seed=s), 5) for s in (1, 1, 2))
     assert first == again != other
 
 
 @pytest.mark.parametrize("processes", [2, 5])
 def test_processes_share_out_the_batches_of_one(processes):
-    whole = np.reshape(firsts(training(WINDOWS, 10, seed=1), 5), (5, 10))
+    whole = np.reshape(firsts(training_batches(WINDOWS, 10, seed=1), 5), (5, 10))
     shares = np.split(np.arange(10), processes)
-    parts = [np.reshape(firsts(training(WINDOWS, 10, 1, rows), 5), (5, -1)) for rows in shares]
+    parts = [
+        np.reshape(firsts(training_batches(WINDOWS, 10, 1, rows), 5), (5, -1)) for rows in shares
+    ]
     np.testing.assert_array_equal(np.concatenate(parts, 1), whole)
 
 
 @pytest.mark.parametrize("done", [0, 1, 4, 7])  # number of batches; an epoch has 5
 def test_a_stream_goes_on_where_its_state_was_taken(done):
-    stream, again = (training(WINDOWS, 5, seed=1) for _ in range(2))
+    stream, again = (training_batches(WINDOWS, 5, seed=1) for _ in range(2))
     firsts(stream, done)
     again.set_state(json.loads(json.dumps(stream.get_state())))
     assert firsts(stream, 8) == firsts(again, 8)
@@ -71,9 +73,11 @@ def test_any_number_of_processes_can_resume(before, after):
     """The state describes the global batch and is identical in all processes."""
 
     def shares(processes):
-        return [training(WINDOWS, 10, 1, rows) for rows in np.split(np.arange(10), processes)]
+        return [
+            training_batches(WINDOWS, 10, 1, rows) for rows in np.split(np.arange(10), processes)
+        ]
 
-    whole = firsts(training(WINDOWS, 10, seed=1), 7)
+    whole = firsts(training_batches(WINDOWS, 10, seed=1), 7)
     began, on = shares(before), shares(after)
     for stream in began:
         firsts(stream, 3)
@@ -96,7 +100,7 @@ def calls_a_sample(batch: int) -> float:
     def count(frame, event, arg):
         calls[0] += event == "call"
 
-    stream = training(Counted(np.arange(4 * 1000 + 1), 4), batch, seed=1)
+    stream = training_batches(Counted(np.arange(4 * 1000 + 1), 4), batch, seed=1)
     threading.setprofile(count)
     sys.setprofile(count)
     try:
@@ -133,7 +137,7 @@ def test_batches_are_what_grain_makes_one_by_one(batch):
             batch
         )
     )
-    stream = training(source, batch, seed=1)
+    stream = training_batches(source, batch, seed=1)
     for _ in range(4):
         for mine, theirs in zip(next(stream), next(plain), strict=True):
             np.testing.assert_array_equal(mine, theirs, strict=True)
@@ -155,7 +159,10 @@ def drawing(workers: int) -> Windows:
 
 def test_workers_change_no_sample_and_no_state():
     """A stream resumes with another number of workers; an epoch has 2 1/2 batches."""
-    thread, processes = training(drawing(0), 10, seed=1), training(drawing(2), 10, seed=1)
+    thread, processes = (
+        training_batches(drawing(0), 10, seed=1),
+        training_batches(drawing(2), 10, seed=1),
+    )
     next(thread)
     processes.set_state(json.loads(json.dumps(thread.get_state())))
     for _ in range(4):
@@ -170,12 +177,12 @@ def test_workers_change_no_sample_and_no_state():
 
 SCRIPT = """
 import multiprocessing, time, numpy as np
-from train.data.batches import training
+from train.data.batches import training_batches
 from train.data.windows import Windows
 if __name__ == "__main__":
     source = Windows(np.arange(101), 4)
     source.workers = 1
-    stream = training(source, 5, seed=1)
+    stream = training_batches(source, 5, seed=1)
     next(stream)
     print(multiprocessing.active_children()[0].pid, flush=True)
     time.sleep(600)
@@ -206,21 +213,21 @@ def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
 
 def test_a_training_text_smaller_than_a_batch_is_refused():
     with pytest.raises(UserError, match="25 windows of 4 tokens, less than one batch of 26"):
-        training(WINDOWS, 26, seed=1)
+        training_batches(WINDOWS, 26, seed=1)
 
 
 def test_validation_is_the_same_batches_spread_over_the_text():
-    first, again = (validation(WINDOWS, batch=3, count=4) for _ in range(2))
+    first, again = (validation_batches(WINDOWS, batch=3, count=4) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     starts = np.ravel([inputs for inputs, _ in first])[::4]
     assert len(first) == 4 and len(set(starts)) == 12 and starts[0] == 0 and starts[-1] == 96
-    assert len(validation(WINDOWS, batch=3, count=100)) == 8  # all samples of the split
+    assert len(validation_batches(WINDOWS, batch=3, count=100)) == 8  # all samples of the split
 
 
 def test_processes_share_out_validation():
-    parts = [validation(WINDOWS, 6, 3, rows) for rows in np.split(np.arange(6), 2)]
+    parts = [validation_batches(WINDOWS, 6, 3, rows) for rows in np.split(np.arange(6), 2)]
     np.testing.assert_array_equal(
-        validation(WINDOWS, batch=6, count=3), np.concatenate(parts, axis=2)
+        validation_batches(WINDOWS, batch=6, count=3), np.concatenate(parts, axis=2)
     )
 
 
@@ -228,9 +235,9 @@ def test_a_validation_text_below_one_batch_is_an_error():
     with pytest.raises(
         UserError, match=r"less than one batch of 26: lower batch, or give more validation data"
     ):
-        validation(WINDOWS, batch=26, count=1)
+        validation_batches(WINDOWS, batch=26, count=1)
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 1])
 def test_grain_takes_every_seed_that_an_experiment_may_have(seed):
-    assert isinstance(training(WINDOWS, 5, seed), grain.DatasetIterator)
+    assert isinstance(training_batches(WINDOWS, 5, seed), grain.DatasetIterator)

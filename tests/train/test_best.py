@@ -17,7 +17,7 @@ from jaxgrow.models import Adapter
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
 from train.extras.adapting import load as saved_in
-from train.extras.labelled.supervised import score
+from train.extras.labelled.supervised import score_model
 from train.extras.labelled.task import Labelled
 from train.plan.best import Best
 from train.plan.methods import FineTune
@@ -110,7 +110,7 @@ def test_the_score_of_the_result_is_the_best_one_of_the_run(home, tmp_path):
     method = replace(tuned.method, best=Best(evaluations=4))
     run_experiment(replace(tuned, method=method), tmp_path / "run")
     found = scored(tmp_path / "run", "matthews")
-    [scores] = score(tmp_path / "run", tuned.data).values()
+    [scores] = score_model(tmp_path / "run", tuned.data).values()
     assert len(found) == 4 and scores["matthews"] == max(found) > 0.5
 
 

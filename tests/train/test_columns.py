@@ -10,7 +10,7 @@ import pytest
 
 from jaxgrow.models import GPT2Config
 from train.common.errors import UserError
-from train.data.text import Data, tokens, training_text
+from train.data.text import Data, read_tokens, training_text
 
 TEXTS = ["one", None, "zwei ä", "three"]
 
@@ -25,7 +25,7 @@ def read(tmp_path):
     def made(path, source: Any = "text", **changes):
         own = tmp_path / ("own.txt" if source == "text" else "own.npy")
         cache = str(tmp_path / "cache")
-        return tokens(Data(source, str(path), str(own), cache=cache, **changes)).train
+        return read_tokens(Data(source, str(path), str(own), cache=cache, **changes)).train
 
     return made
 
@@ -106,17 +106,17 @@ def test_the_files_of_nanogpt_and_of_llm_c(tmp_path):
     ids.tofile(home / "train.bin")
     ids[:10].tofile(home / "val.bin")
     data = Data("tokens", str(home), cache=str(tmp_path / "cache"), tokenizer="none")
-    found = tokens(data)
+    found = read_tokens(data)
     assert found.train.tolist() == ids.tolist() and found.valid.tolist() == list(range(10))
     assert found.vocab == 1000
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, 1000
     (home / "train.bin").write_bytes(header.tobytes() + ids.tobytes())
-    assert tokens(data).train.tolist() == ids.tolist()
+    assert read_tokens(data).train.tolist() == ids.tolist()
     # Without its end, the header would be read as tokens.
     (home / "train.bin").write_bytes(header.tobytes() + ids[:400].tobytes())
     with pytest.raises(UserError, match=r"names 1,000 token ids, but the file has 400"):
-        tokens(data)
+        read_tokens(data)
 
 
 def test_a_second_array_in_a_file_is_not_ignored(read, tmp_path):

@@ -17,8 +17,8 @@ from tokenizers import (
 )
 
 from train.data import cutting, formats
-from train.data.cutting import TextEncoder, cut
-from train.data.text import Data, tokens
+from train.data.cutting import TextEncoder, cut_document
+from train.data.text import Data, read_tokens
 
 WORDS = [
     "the",
@@ -128,7 +128,7 @@ def test_the_pieces_have_the_tokens_of_the_whole_document(name, monkeypatch):
     text, own = long_text(), MADE[name]()
     encode = TextEncoder(own)
     # The edges of the reader are arbitrary.
-    pieces = list(cut(formats.pieces(text), lambda: encode))
+    pieces = list(cut_document(formats.cut_pieces(text), lambda: encode))
     assert "".join(pieces) == text and 10 < len(pieces) < 42
     begins = [True] + [False] * (len(pieces) - 1)
     found = [i for ids in encode(pieces, begins) for i in ids]
@@ -139,12 +139,12 @@ def test_a_text_without_boundaries_is_cut_at_last(monkeypatch):
     monkeypatch.setattr(formats, "PIECE", 1000)
     monkeypatch.setattr(cutting, "LONGEST", 5000)
     encode = TextEncoder(MADE["gpt-2"]())
-    pieces = list(cut(formats.pieces("x" * 20_000), lambda: encode))
+    pieces = list(cut_document(formats.cut_pieces("x" * 20_000), lambda: encode))
     assert "".join(pieces) == "x" * 20_000 and max(map(len, pieces)) < 7000
 
 
 def test_a_short_document_needs_no_tokenizer():
-    assert list(cut(["ab", "c"], lambda: pytest.fail("it is short"))) == ["abc"]
+    assert list(cut_document(["ab", "c"], lambda: pytest.fail("it is short"))) == ["abc"]
 
 
 @pytest.mark.parametrize("name", ["roberta", "llama 2"])
@@ -162,7 +162,7 @@ def test_a_corpus_has_the_tokens_of_its_documents(name, tmp_path, monkeypatch):
         tokenizer=str(tmp_path / "tokenizer.json"),
         cache=str(tmp_path / "cache"),
     )
-    found = tokens(data)
+    found = read_tokens(data)
     own.encode_special_tokens = True
     whole = own.encode(long_text(), add_special_tokens=False).ids
     for part in (found.train, found.valid):

@@ -21,11 +21,11 @@ from jaxgrow.checkpoints.io.checksums import seal
 from train.common import files
 from train.common.errors import UserError
 from train.data import corpus, formats, tokenise
-from train.data.cache import SUMS, cached
-from train.data.cutting import TextEncoder, cut
-from train.data.splitting import exact, held_out
-from train.data.text import tokenizer as loaded_tokenizer
-from train.data.text import tokens
+from train.data.cache import SUMS, cached_folder
+from train.data.cutting import TextEncoder, cut_document
+from train.data.splitting import exact_fraction, held_out
+from train.data.text import load_tokenizer as loaded_tokenizer
+from train.data.text import read_tokens
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def text(tmp_path):
 
 def test_bytes_of_a_folder_in_order_each_document_ended_by_zero(text):
     files = [Path(text.path, f"{i}.txt").read_bytes() + b"\0" for i in range(8)]
-    found = tokens(text)
+    found = read_tokens(text)
     assert found.train.tobytes() == b"".join(f for i, f in enumerate(files) if i % 4 != 3)
     assert found.valid.tobytes() == files[3] + files[7]
     assert found.vocab == 256
@@ -53,7 +53,7 @@ def test_compressed_files_and_other_files(tmp_path, text):
     (folder / "deeper" / "2.gz").write_bytes(gzip.compress(b"from gz"))
     (folder / "3.txt").write_bytes(b"no \xff utf-8")
     (folder / "notes.pdf").write_bytes(b"left out")
-    found = tokens(replace(text, path=str(folder), valid_path=str(folder / "0.txt")))
+    found = read_tokens(replace(text, path=str(folder), valid_path=str(folder / "0.txt")))
     # The validation file lies in the folder of the training text, but it is not trained on.
     whole = "no \N{REPLACEMENT CHARACTER} utf-8\0from xz\0from gz\0"
     assert found.train.tobytes().decode() == whole
@@ -67,7 +67,7 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
         (folder / name).write_text(name)
     (tmp_path / "link").symlink_to(folder / "valid")
     for valid in (folder / "valid", tmp_path / "link"):
-        found = tokens(replace(text, path=str(folder), valid_path=str(valid)))
+        found = read_tokens(replace(text, path=str(folder), valid_path=str(valid)))
         assert found.train.tobytes() == b"0.txt\0"
         assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
         # A cache of all files has another key.
@@ -75,14 +75,14 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
             [folder / "0.txt"]
         )
     with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):
-        tokens(replace(text, path=str(folder / "valid"), valid_path=str(folder)))
-    same = tokens(replace(text, path=str(folder), valid_path=str(folder)))  # asked for
+        read_tokens(replace(text, path=str(folder / "valid"), valid_path=str(folder)))
+    same = read_tokens(replace(text, path=str(folder), valid_path=str(folder)))  # asked for
     assert same.train.tobytes() == same.valid.tobytes()
 
 
 @pytest.mark.parametrize(("fraction", "share"), [(0.25, 25), (0.35, 35), (0.4, 40), (0.02, 2)])
 def test_the_held_out_part_has_the_size_that_was_asked_for(fraction, share):
-    held = [n for n in range(1, 101) if held_out(n, exact(fraction))]
+    held = [n for n in range(1, 101) if held_out(n, exact_fraction(fraction))]
     assert len(held) == share
     if fraction in (0.25, 0.02):  # every k-th
         assert held == list(range(round(1 / fraction), 101, round(1 / fraction)))
@@ -92,7 +92,7 @@ def test_the_held_out_part_has_the_size_that_was_asked_for(fraction, share):
 
 def test_nothing_is_multiplied_by_a_fraction_for_each_document(monkeypatch):
     """A product with a `Fraction` takes a hundred times as long as one of integers."""
-    fractions = [exact(fraction) for fraction in (0.02, 0.3333, 0.5)]
+    fractions = [exact_fraction(fraction) for fraction in (0.02, 0.3333, 0.5)]
     expected = []
     for f in fractions:
         expected.append([n for n in range(500) if math.floor(n * f) > math.floor((n - 1) * f)])
@@ -103,7 +103,7 @@ def test_nothing_is_multiplied_by_a_fraction_for_each_document(monkeypatch):
 
 def test_one_long_file_is_held_out_in_pieces(tmp_path, text):
     (tmp_path / "long.txt").write_text("".join(str(i % 10) * (1 << 16) for i in range(8)))
-    found = tokens(replace(text, path=str(tmp_path / "long.txt")))
+    found = read_tokens(replace(text, path=str(tmp_path / "long.txt")))
     assert bytes(found.train[:: 1 << 16]) == b"012456" and bytes(found.valid[:: 1 << 16]) == b"37\0"
 
 
@@ -120,7 +120,7 @@ def test_the_standard_library_is_a_corpus(text, monkeypatch, tmp_path):
         (library / name).parent.mkdir(parents=True, exist_ok=True)
         (library / name).write_text(name)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
-    found = tokens(replace(text, source="stdlib", valid_fraction=0.5))
+    found = read_tokens(replace(text, source="stdlib", valid_fraction=0.5))
     assert (found.train.tobytes(), found.valid.tobytes()) == (b"a.py\0", b"json/b.py\0")
 
 
@@ -179,7 +179,7 @@ def small_pieces(monkeypatch):
 
 def test_bytes_are_what_whole_files_gave(tmp_path, text, small_pieces):
     files = awkward(tmp_path / "awkward")
-    found = tokens(replace(text, path=str(tmp_path / "awkward"), valid_fraction=0.2))
+    found = read_tokens(replace(text, path=str(tmp_path / "awkward"), valid_fraction=0.2))
     train, valid = as_it_always_was(files, lambda s: list(s.encode()), [0], 7, every=5)
     assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
 
@@ -192,12 +192,12 @@ def test_a_tokenizer_gives_what_it_gave_file_by_file(
         awkward(tmp_path / "awkward"),
         Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
     )
-    monkeypatch.setattr("train.data.text.cores", lambda: 1 + processes)
-    found = tokens(
+    monkeypatch.setattr("train.data.text.core_count", lambda: 1 + processes)
+    found = read_tokens(
         replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2)
     )
     ends = [known.token_to_id("<|endoftext|>")]
-    whole = partial(cut, encoder=lambda: TextEncoder(known))
+    whole = partial(cut_document, encoder=lambda: TextEncoder(known))
     train, valid = as_it_always_was(
         files, lambda s: known.encode(s).ids, ends, 7, every=5, cut=whole
     )
@@ -216,7 +216,7 @@ def odd(tmp_path, text):
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
-        found = tokens(replace(text, path=str(folder), valid_fraction=0.5, **changes))
+        found = read_tokens(replace(text, path=str(folder), valid_fraction=0.5, **changes))
         return found, found.report[0], found.report[1:]
 
     return read
@@ -234,7 +234,7 @@ def test_one_line_says_what_was_read_also_from_the_cache(odd, text):
         assert odd(files)[1:] == (line + "2 skipped files (2 of another format)", [])
     # The report is new, although the tokens are the same.
     assert odd({"e.pdf": b""})[1] == line + "3 skipped files (3 of another format)"
-    assert tokens(text).report == [
+    assert read_tokens(text).report == [
         "data: 8 files, 8 documents, 2,400 bytes, 1,806 training and 602 validation tokens"
     ]
 
@@ -337,14 +337,14 @@ def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_piec
 
     monkeypatch.setattr(formats, "text_pieces", reading)
     (tmp_path / "large.txt").write_text("a" * 5000)
-    tokens(replace(text, path=str(tmp_path / "large.txt")))
+    read_tokens(replace(text, path=str(tmp_path / "large.txt")))
     assert max(ahead) <= 50 + 2 * 7
     many = tmp_path / "many"
     many.mkdir()
     for i in range(100):
         (many / f"{i}.txt").write_text("cat")
     encoded.clear()
-    tokens(replace(text, path=str(many)))
+    read_tokens(replace(text, path=str(many)))
     assert [len(call) for call in encoded] == [17] * 5 + [15]  # about 50 characters per call
 
 
@@ -357,7 +357,7 @@ def test_who_may_read_the_cache_is_for_the_umask_to_say(text, umask):
         file.chmod(0o666)  # the cache of a private text is private
     before = os.umask(umask)
     try:
-        tokens(text)
+        read_tokens(text)
     finally:
         os.umask(before)
     (folder,) = Path(text.cache).iterdir()
@@ -374,7 +374,9 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
         go.wait()
         (work / "file").write_text("whole")
 
-    threads = [threading.Thread(target=cached, args=(tmp_path / "made", make)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=cached_folder, args=(tmp_path / "made", make)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     begun.wait()
@@ -399,7 +401,7 @@ def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeyp
         lock(*arguments)
 
     monkeypatch.setattr(files.fcntl, "flock", late)
-    assert cached(folder, lambda _: pytest.fail("it is there")) == folder
+    assert cached_folder(folder, lambda _: pytest.fail("it is there")) == folder
     assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SUMS", "file", "made"]
 
 
@@ -413,12 +415,12 @@ def test_who_waits_for_one_that_fails_makes_it(tmp_path):
 
     def first():
         with pytest.raises(OSError, match="No space"):
-            cached(tmp_path / "made", fails)
+            cached_folder(tmp_path / "made", fails)
 
     threads = [threading.Thread(target=first)]
     threads.append(
         threading.Thread(
-            target=cached, args=(tmp_path / "made", lambda work: (work / "file").touch())
+            target=cached_folder, args=(tmp_path / "made", lambda work: (work / "file").touch())
         )
     )
     threads[0].start()
@@ -434,14 +436,14 @@ def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text):
     def written():
         return {file: file.stat().st_ino for file in Path(text.cache).rglob("*")}
 
-    before = bytes(tokens(text).train)
+    before = bytes(read_tokens(text).train)
     files = written()
-    assert bytes(tokens(text).train) == before
+    assert bytes(read_tokens(text).train) == before
     assert files == written()
     file = Path(text.path, "0.txt")
     file.write_text(file.read_text().upper())  # the same number of bytes
     os.utime(file, ns=(0, 0))
-    assert bytes(tokens(text).train)[:300] == before[:300].upper()
+    assert bytes(read_tokens(text).train)[:300] == before[:300].upper()
 
 
 def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
@@ -451,9 +453,9 @@ def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("train.data.text._bytes", full)
         with pytest.raises(OSError, match="No space left"):
-            tokens(text)
+            read_tokens(text)
     assert list(Path(text.cache).iterdir()) == []
-    assert len(tokens(text).train) == 6 * 301
+    assert len(read_tokens(text).train) == 6 * 301
 
 
 # --- tokenizers ---
@@ -487,7 +489,8 @@ def test_a_tokenizer_file_and_its_vocabulary_with_merges_agree(tmp_path, text, t
     (tmp_path / "cats.txt").write_text("the cat sat")
     data = replace(text, path=str(tmp_path / "cats.txt"), valid_path=str(tmp_path / "cats.txt"))
     file, folder = (
-        tokens(replace(data, tokenizer=str(t))) for t in (tokenizer / "tokenizer.json", tokenizer)
+        read_tokens(replace(data, tokenizer=str(t)))
+        for t in (tokenizer / "tokenizer.json", tokenizer)
     )
     made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     assert file.vocab == folder.vocab == made.get_vocab_size() > 256
@@ -513,7 +516,7 @@ def test_a_corpus_is_never_truncated_or_padded(tmp_path, text, tokenizer):
         replace(text, tokenizer=str(t))
         for t in (tokenizer / "tokenizer.json", tmp_path / "short.json")
     )
-    assert tokens(whole).train.tolist() == tokens(short).train.tolist()
+    assert read_tokens(whole).train.tolist() == read_tokens(short).train.tolist()
 
 
 def test_an_absent_tokenizer_is_named(text, tmp_path):
@@ -523,7 +526,7 @@ def test_an_absent_tokenizer_is_named(text, tmp_path):
             UserError,
             match=f"no tokenizer at {name} .*tokenizer.json, or a folder of vocab.json and merges",
         ):
-            tokens(replace(text, tokenizer=str(name)))
+            read_tokens(replace(text, tokenizer=str(name)))
 
 
 # --- files that are not text ---
@@ -540,11 +543,11 @@ def test_formats_read_as_raw_bytes_are_refused(tmp_path, text, name):
         UserError,
         match=rf"{path} does not have a supported format: .txt, .jsonl .*, .parquet and .arrow files are read",
     ):
-        tokens(replace(text, path=str(path)))
+        read_tokens(replace(text, path=str(path)))
     with pytest.raises(
         UserError, match=rf"there are no .txt, .* files, only {name.removeprefix('docs') or name}"
     ):
-        tokens(replace(text, path=str(tmp_path / "folder")))
+        read_tokens(replace(text, path=str(tmp_path / "folder")))
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
@@ -554,7 +557,7 @@ def test_a_compressed_file_with_one_wrong_byte_is_named(tmp_path, text, compress
     for place in range(len(whole) // 8, len(whole), len(whole) // 8):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         with pytest.raises(UserError, match=f"cannot read {path}: "):
-            tokens(replace(text, path=str(path)))
+            read_tokens(replace(text, path=str(path)))
 
 
 # --- tensorflow-datasets ---
@@ -587,11 +590,11 @@ def docs(text, tmp_path):
 
 
 def test_a_tfds_corpus_is_prepared_and_read_without_tensorflow(docs):
-    found = tokens(docs)
+    found = read_tokens(docs)
     documents = found.train.tobytes().decode().split("\0")
     assert sorted(documents) == ["", *(f"train {i} ä" for i in range(6))]
     assert sorted(found.valid.tobytes().decode().split("\0")) == ["", "valid 0 ä", "valid 1 ä"]
-    other = tokens(replace(docs, field="title"))
+    other = read_tokens(replace(docs, field="title"))
     assert sorted(other.train.tobytes().decode().split("\0")) == ["", *map(str, range(6))]
 
 
@@ -599,16 +602,16 @@ def test_a_missing_tfds_feature_is_refused_with_known_ones(docs):
     with pytest.raises(
         UserError, match=r"tiny_docs has no feature 'body', only .*text.*title.*; set data.field"
     ):
-        tokens(replace(docs, field="body"))
+        read_tokens(replace(docs, field="body"))
     with pytest.raises(
         UserError, match=r"feature .number. of tiny_docs is not text, but .*; set data.field"
     ):
-        tokens(replace(docs, field="number"))
+        read_tokens(replace(docs, field="number"))
 
 
 def test_an_unknown_tfds_corpus_is_refused(docs):
     with pytest.raises(UserError, match="tensorflow-datasets cannot prepare 'no_such_docs'"):
-        tokens(replace(docs, name="no_such_docs"))
+        read_tokens(replace(docs, name="no_such_docs"))
 
 
 # --- validation split ---
@@ -616,6 +619,7 @@ def test_an_unknown_tfds_corpus_is_refused(docs):
 
 def test_training_and_validation_share_no_document(text):
     train, valid = (
-        set(bytes(getattr(tokens(text), part)).split(b"\0")) - {b""} for part in ("train", "valid")
+        set(bytes(getattr(read_tokens(text), part)).split(b"\0")) - {b""}
+        for part in ("train", "valid")
     )
     assert len(train) == 6 and len(valid) == 2 and not train & valid

@@ -21,8 +21,8 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
 from train.data import formats
-from train.data.batches import training, validation
-from train.data.text import Data, tokens
+from train.data.batches import training_batches, validation_batches
+from train.data.text import Data, read_tokens
 from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
@@ -57,12 +57,12 @@ def split(stream: np.ndarray, begins: Sequence[int]) -> list[bytes]:
 
 
 def test_documents_begin_where_the_corpus_says(data):
-    found = tokens(data)
+    found = read_tokens(data)
     assert split(found.train, found.begins[0]) == [t.encode() + b"\0" for t in DOCUMENTS]
     assert split(found.valid, found.begins[1]) == [t.encode() + b"\0" for t in DOCUMENTS[:15]]
     (line,) = (line for line in data.report() if "attention stops" in line)
     assert "ends of 45 training documents; their last tokens predict nothing" in line
-    assert tokens(replace(data, attend="row")).train.filename == found.train.filename  # type: ignore[attr-defined]
+    assert read_tokens(replace(data, attend="row")).train.filename == found.train.filename  # type: ignore[attr-defined]
 
 
 def test_the_tokenizer_needs_no_special_tokens(data, tmp_path):
@@ -70,7 +70,7 @@ def test_the_tokenizer_needs_no_special_tokens(data, tmp_path):
     endless = Tokenizer(models.BPE(letters, []))
     endless.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     endless.save(str(tmp_path / "endless.json"))
-    found = tokens(replace(data, tokenizer=str(tmp_path / "endless.json")))
+    found = read_tokens(replace(data, tokenizer=str(tmp_path / "endless.json")))
     whole = [bytes(t + ord("a") for t in part) for part in split(found.train, found.begins[0])]
     assert whole == [text.encode() for text in DOCUMENTS]
 
@@ -80,7 +80,7 @@ def test_a_piece_that_is_held_out_divides_its_document(data, tmp_path, monkeypat
     monkeypatch.setattr(formats, "PIECE", 4)
     (tmp_path / "one.txt").write_text("aaaabbbbccccddddeeeeffffgg")
     held = replace(data, path=str(tmp_path / "one.txt"), valid_fraction=1 / 3)
-    found = tokens(held)
+    found = read_tokens(held)
     assert split(found.train, found.begins[0]) == [b"aaaabbbb", b"ddddeeee", b"gg\0"]
     assert split(found.valid, found.begins[1]) == [b"cccc", b"ffff"]
 
@@ -107,7 +107,7 @@ def test_token_ids_are_divided_by_the_tokens_of_the_tokenizer(tmp_path, roles, r
     for name in ("train", "valid"):
         (home / f"{name}.jsonl").write_text("\n".join(lines))
     how = {"attend": "document", "tokenizer": str(tmp_path / "tokenizer.json")}
-    found = tokens(Data("tokens", str(home), cache=str(tmp_path / "cache"), **how))  # type: ignore[arg-type]
+    found = read_tokens(Data("tokens", str(home), cache=str(tmp_path / "cache"), **how))  # type: ignore[arg-type]
     assert found.begins[0].tolist() == expected
 
 
@@ -116,7 +116,7 @@ def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp
     for name in ("train", "val"):
         np.array([5, 5, 0, 5, 5, 5, 5, 0, 0, 5], np.uint16).tofile(tmp_path / f"{name}.bin")
     data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), attend="document")
-    assert tokens(data).begins[0].tolist() == [0, 3, 8, 9]
+    assert read_tokens(data).begins[0].tolist() == [0, 3, 8, 9]
     with pytest.raises(UserError, match="has no effect, because the training text is one document"):
         replace(data, tokenizer="none").report()
 
@@ -125,7 +125,7 @@ def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp
 @pytest.mark.parametrize("masked", [False, True])
 def test_windows_have_the_documents_of_their_tokens(data, length, masked):
     model = replace(BERT if masked else runs.MODEL, context=length)
-    corpus = tokens(data)
+    corpus = read_tokens(data)
     number = np.cumsum(np.isin(np.arange(len(corpus.train)), corpus.begins[0]))
     for i in range(len(source := data.sources(model)[0])):
         inputs, targets = source.sample(i, np.random.default_rng(0))
@@ -172,7 +172,7 @@ def summed(model: TrainState, batch: Any) -> jax.Array:
 def test_every_division_of_a_batch_trains_alike(data, how, accumulate, mesh):
     """Micro-batches and devices have different numbers of targets."""
     tx = optax.with_extra_args_support(optax.identity())
-    batch = next(training(data.sources(runs.MODEL)[0], 16, 0))
+    batch = next(training_batches(data.sources(runs.MODEL)[0], 16, 0))
     params = runs.fresh(runs.MODEL)
     alone = TrainState(params, tx.init(params), runs.MODEL)
     value, grads = jax.jit(jax.value_and_grad(lambda p: summed(replace(alone, params=p), batch)))(
@@ -204,7 +204,7 @@ def test_a_run_validates_by_documents_and_cannot_change_it_on_resume(data, tmp_p
     assert programs.step.cache_info().misses - before <= 1
     assert "attention stops at the ends of 45 training documents" in capsys.readouterr().err
     model = TrainState(load_params(tmp_path / "run"), None, runs.MODEL)
-    batches = validation(data.sources(runs.MODEL)[1][""], one.batch, one.eval_batches)
+    batches = validation_batches(data.sources(runs.MODEL)[1][""], one.batch, one.eval_batches)
     joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     assert result["val_loss"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
     assert result["tokens"] == 8 * 8 * 8  # the last tokens of documents count
@@ -279,17 +279,17 @@ def test_the_rows_of_a_mixture_stop_at_the_documents_of_their_source(two_sources
     data, texts = two_sources
     train, sets = data.sources(runs.MODEL)
     low, high = (windows_of(texts[name], runs.MODEL.context) for name in ("low", "high"))
-    stream = training(train, 10, 0)
+    stream = training_batches(train, 10, 0)
     rows = [row for _ in range(12) for row in batch_rows(next(stream))]
     # Every row of each source is read, with its share.
     assert {*rows} == low | high and not low & high
     assert sum(row in low for row in rows) == 84
-    resumed = training(train, 10, 0)
+    resumed = training_batches(train, 10, 0)
     resumed.set_state({"next_index": 50})
     assert [row for _ in range(7) for row in batch_rows(next(resumed))] == rows[50:]
     assert [*sets] == ["v", "w"]
     for name, source in sets.items():
-        batches = validation(source, 4, 100)
+        batches = validation_batches(source, 4, 100)
         assert {row for batch in batches for row in batch_rows(batch)} <= windows_of(
             texts[name], runs.MODEL.context
         )
@@ -304,7 +304,7 @@ def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
     assert said.count("attention stops at the ends of 90 training documents") == 1
     model = TrainState(load_params(tmp_path / "whole"), None, runs.MODEL)
     for name, source in two_sources[0].sources(runs.MODEL)[1].items():
-        batches = validation(source, experiment.batch, experiment.eval_batches)
+        batches = validation_batches(source, experiment.batch, experiment.eval_batches)
         joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
         assert result[f"val_loss/{name}"] == pytest.approx(float(summed(model, joined)), rel=1e-5)
     runs.stopped(experiment, tmp_path / "killed", 3, 5)
@@ -322,7 +322,7 @@ def test_sources_and_validation_sets_may_be_one_document_unless_all_sources_are(
     for path in ({str(one): 1, str(tmp_path / "low.jsonl"): 2}, str(tmp_path / "low.jsonl")):
         some = replace(data, path=path, valid_path={"two": str(two), "three": str(three)})
         train, sets = some.sources(runs.MODEL)
-        inputs, _ = next(training(train, 8, 0))
+        inputs, _ = next(training_batches(train, 8, 0))
         assert inputs["segments"].any() and len(sets["three"]) == 11
         assert not any(
             sets["two"].sample(i, np.random.default_rng(0))[0]["segments"].any() for i in range(11)
@@ -339,7 +339,7 @@ def test_data_without_documents_and_models_without_segments_are_refused(data, tm
     alone = replace(data, path=str(tmp_path / "one.txt"), valid_path=str(tmp_path / "one.txt"))
     with pytest.raises(UserError, match=r"the training text is one document: set data.attend=row"):
         alone.report()
-    assert len(tokens(replace(alone, attend="row")).train)
+    assert len(read_tokens(replace(alone, attend="row")).train)
 
     class Other(GPT2Config):
         segments = False

@@ -138,7 +138,7 @@ def small_pieces(monkeypatch):
 
 def test_the_same_documents_are_the_same_corpus_in_every_format(tmp_path, settings, small_pieces):
     found = {
-        name: text.tokens(settings(write(tmp_path / name, DOCUMENTS)))
+        name: text.read_tokens(settings(write(tmp_path / name, DOCUMENTS)))
         for name, write in WRITTEN.items()
     }
     whole = [part.tobytes().decode() for part in (found["text"].train, found["text"].valid)]
@@ -167,25 +167,25 @@ def test_markdown_python_and_csv_are_read_if_named(tmp_path, settings):
     source = formats.text_pieces(tmp_path / "code.txt")
     assert "".join(source) == "import this\r\n" * 9
     for name in ("notes.md", "code.py"):
-        [document] = formats.documents(mixed / name, "body")
+        [document] = formats.read_documents(mixed / name, "body")
         assert "".join(document) == "import this\r\n" * 9
-    found = ["".join(document) for document in formats.documents(rows, "body")]
+    found = ["".join(document) for document in formats.read_documents(rows, "body")]
     assert found == ['the\r\n, "cat"', "", "x" * 200_000, "dog"]
     (mixed / "a.txt").unlink()
     with pytest.raises(
         UserError,
         match=r"only .csv, .md, .py; .md, .py, .csv files are read if data.path names the file",
     ):
-        text.tokens(settings(mixed))
+        text.read_tokens(settings(mixed))
     with pytest.raises(
         UserError, match=r"rows.csv, line 3 has no field 'text', only id, body; set data.field"
     ):
-        list(formats.documents(rows, "text"))
+        list(formats.read_documents(rows, "text"))
     rows.write_text("id,body\n1,a\n2,b,c\n")
     with pytest.raises(
         UserError, match=r"rows.csv, line 3 has 3 cells, but the first line names 2 columns"
     ):
-        list(formats.documents(rows, "body"))
+        list(formats.read_documents(rows, "body"))
 
 
 def test_a_folder_of_formats_is_read_in_name_order(tmp_path, settings):
@@ -196,7 +196,7 @@ def test_a_folder_of_formats_is_read_in_name_order(tmp_path, settings):
     (tmp_path / "e" / "valid.txt").write_text("not trained on")
     (tmp_path / "d.pdf").write_bytes(b"left out")
     data = settings(tmp_path, valid_path=str(tmp_path / "e" / "valid.txt"))
-    assert text.tokens(data).train.tobytes() == b"first\0second\0third\0fourth\0"
+    assert text.read_tokens(data).train.tobytes() == b"first\0second\0third\0fourth\0"
 
 
 def test_files_are_found_in_the_order_that_runs_began_with(tmp_path):
@@ -221,14 +221,18 @@ def test_what_is_no_unicode_is_replaced(tmp_path, settings):
     path = tmp_path / "a.jsonl"
     path.write_bytes(rb'{"body": "\ud83d\ude00 \ud83d \u00e4"}' + b'\n\n{"body": "a\xff"}')
     expected = "😀 \ufffd ä\0a\ufffd\0"
-    assert text.tokens(settings(path, valid_path=str(path))).train.tobytes().decode() == expected
+    assert (
+        text.read_tokens(settings(path, valid_path=str(path))).train.tobytes().decode() == expected
+    )
 
 
 def test_another_field_is_another_corpus(tmp_path, settings):
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "a", "title": "b"}')
     data = settings(path, valid_path=str(path))
-    found = [text.tokens(replace(data, field=field)).train.tobytes() for field in ("body", "title")]
+    found = [
+        text.read_tokens(replace(data, field=field)).train.tobytes() for field in ("body", "title")
+    ]
     assert found == [b"a\0", b"b\0"]
 
 
@@ -249,20 +253,20 @@ def as_splits(path: Path, *names: str, lost: str = "") -> Path:
 )
 def test_a_dataset_dict_brings_what_judges(tmp_path, settings, names):
     path, judge = as_splits(tmp_path / "d", *names), {"validation", "test"} & set(names)
-    found = text.tokens(settings(path))
+    found = text.read_tokens(settings(path))
     assert (found.train.tobytes(), found.valid.tobytes()) == (
         b"train\0" * 2,
         f"{max(judge)}\0".encode() * 2,
     )
     (tmp_path / "own.txt").write_text("own")
     assert (
-        text.tokens(settings(path, valid_path=str(tmp_path / "own.txt"))).valid.tobytes()
+        text.read_tokens(settings(path, valid_path=str(tmp_path / "own.txt"))).valid.tobytes()
         == b"own\0"
     )
 
 
 def test_of_a_dataset_dict_without_it_some_is_held_out(tmp_path, settings):
-    found = text.tokens(settings(as_splits(tmp_path / "d", "train"), valid_fraction=0.5))
+    found = text.read_tokens(settings(as_splits(tmp_path / "d", "train"), valid_fraction=0.5))
     assert (found.train.tobytes(), found.valid.tobytes()) == (b"train\0", b"train\0")
 
 
@@ -385,7 +389,7 @@ def as_columns(path: Path, columns: dict[str, list[Any]]) -> Path:
 def test_what_is_wrong_is_one_line_that_names_where(tmp_path, settings, case):
     make, says = WRONG[case]
     with pytest.raises(UserError) as refused:
-        text.tokens(settings(make(tmp_path)))
+        text.read_tokens(settings(make(tmp_path)))
     assert str(refused.value).startswith(says.replace("{}", str(tmp_path))) and "\n" not in str(
         refused.value
     )
@@ -407,7 +411,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path, settings, name):
     for kept in range(1, len(whole), len(whole) // 7):
         path.write_bytes(whole[:kept])
         with pytest.raises(UserError, match=f"cannot read {path}: "):
-            text.tokens(settings(path))
+            text.read_tokens(settings(path))
 
 
 # --- cost ---
@@ -423,4 +427,4 @@ def test_a_row_group_need_not_fit_into_memory(tmp_path):
     small_pages = {"use_dictionary": False, "write_batch_size": 8, "data_page_size": 1 << 14}
     pq.write_table(one, tmp_path / "a.parquet", count, compression="none", **small_pages)
     with using_limits(bytes=100 << 20):
-        assert sum(1 for _ in formats.documents(tmp_path / "a.parquet", "body")) == count
+        assert sum(1 for _ in formats.read_documents(tmp_path / "a.parquet", "body")) == count

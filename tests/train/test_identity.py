@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 
 from train import pretrain
 from train.common.errors import UserError
-from train.extras.images.images import Images, images
+from train.extras.images.images import Images, read_images
 from train.store.checkpoint import Checkpoints
 
 
@@ -171,7 +171,7 @@ def test_the_embedded_corpus_says_of_which_python_it_is(tmp_path, monkeypatch):
 def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
     def known(path: str, **other):
         settings = {"valid_fraction": 0.25, "cache": str(tmp_path / "c")} | other
-        return images(Images("folder", path, **settings)).identity
+        return read_images(Images("folder", path, **settings)).identity
 
     def what(identity):
         return identity["train"], identity["valid"]
@@ -188,6 +188,6 @@ def test_images_are_known_by_their_pixels_classes_and_split(tmp_path):
     (moved / "zebra").rename(moved / "ant")
     picture(77).save(moved / "ant" / "0.png")
     assert what(known(str(moved))) != what(first)
-    digits = what(images(Images()).identity)
-    other = what(images(Images(valid_fraction=0.5)).identity)
+    digits = what(read_images(Images()).identity)
+    other = what(read_images(Images(valid_fraction=0.5)).identity)
     assert digits != other and digits != what(first)

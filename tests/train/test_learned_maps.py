@@ -19,7 +19,7 @@ from jaxgrow.operators import ligo
 from train import ligo_maps
 from train.common.errors import exits_cleanly
 from train.data.special import special_tokens
-from train.data.text import tokenizer, tokenizer_of
+from train.data.text import load_tokenizer, tokenizer_of
 from train.extras import plots
 from train.plan import learning
 from train.plan.learning import Learn
@@ -108,7 +108,7 @@ def test_a_model_keeps_its_settings_and_its_special_tokens(saved, monkeypatch, t
     source = tmp_path / "gpt2"
     own = replace(SMALL, eps=1e-3)
     checkpoints.save(source, own, runs.fresh(own))
-    tokenizer("bytes").save(str(source / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(source / "tokenizer.json"))
     (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[PAD]"}))
     called(monkeypatch, saved[0], "--apply", source, "--out", tmp_path / "grown")
     assert checkpoints.load(tmp_path / "grown")[0] == replace(runs.LARGE, eps=1e-3)

@@ -9,7 +9,7 @@ from jaxgrow import checkpoints
 from jaxgrow.checkpoints.source import flat
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.peft.lora import LoRA
-from train.data.text import tokenizer
+from train.data.text import load_tokenizer
 from train.extras import adapting
 from train.extras.labelled.tuning import tune_model
 from train.state.heads import split
@@ -27,7 +27,7 @@ pytestmark = [
 def test_a_merged_export_equals_the_adapter_of_peft(tmp_path, family):
     base, config = tmp_path / "base", FAMILIES[family]
     checkpoints.save(base, config, runs.fresh(config))
-    tokenizer("bytes").save(str(base / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(base / "tokenizer.json"))
     tune = tuning(cola(tmp_path / "cola"), lora=LoRA(rank=2, alpha=4.0))
     tune_model(tune, base, tmp_path / "runs")
     run = tmp_path / "runs" / "cola-base-lr0.01-seed0"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.common.errors import UserError
-from train.data.windows import BYTES, MaskedWindows, Vocabulary, vocabulary
+from train.data.windows import BYTES, MaskedWindows, Vocabulary, masking_vocabulary
 
 MASK, SPECIAL = 4, frozenset({0, 1, 4})
 WORDS = Vocabulary(50, MASK, SPECIAL)
@@ -147,7 +147,7 @@ def test_of_wordpiece():
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk", "##ing", "##s"]
     tokenizer = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["[EXTRA]"])
-    found = vocabulary(tokenizer)
+    found = masking_vocabulary(tokenizer)
     assert (found.vocab, found.mask_id, found.special) == (9, 4, {0, 1, 2, 3, 4, 8})
     assert found.whole_word is not None
     assert found.whole_word.tolist() == [False] * 6 + [True] * 2 + [False]
@@ -157,7 +157,7 @@ def test_of_byte_level_bpe():
     from tokenizers import Tokenizer, models
 
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "Ġwalk", "ing", ",", "Ċ", "<mask>"]
-    found = vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
+    found = masking_vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
     assert (found.vocab, found.mask_id, found.special) == (9, 8, {0, 1, 2, 3, 8})
     assert found.whole_word is not None
     assert found.whole_word.tolist() == [False] * 5 + [True, True, False, False]
@@ -166,7 +166,7 @@ def test_of_byte_level_bpe():
 def test_of_neither_pieces_are_hidden_one_by_one():
     from tokenizers import Tokenizer, models
 
-    found = vocabulary(Tokenizer(models.BPE({"a": 0, "b": 1, "<mask>": 2}, [])))
+    found = masking_vocabulary(Tokenizer(models.BPE({"a": 0, "b": 1, "<mask>": 2}, [])))
     assert found == Vocabulary(3, 2, frozenset({2}))
 
 
@@ -174,7 +174,7 @@ def test_without_a_mask_token():
     from tokenizers import Tokenizer, models
 
     with pytest.raises(UserError, match=r"no \[MASK\] or <mask>: take the tokenizer of a BERT"):
-        vocabulary(Tokenizer(models.BPE({"Ġa": 0, "b": 1}, [])))
+        masking_vocabulary(Tokenizer(models.BPE({"Ġa": 0, "b": 1}, [])))
 
 
 def test_of_bytes_no_utf_8_text_holds_one_that_is_special():
@@ -189,5 +189,5 @@ def test_single_letters_are_ordinary_tokens():
     from tokenizers import Tokenizer, models
 
     pieces = ("a", "e", "|", "<", "<mask>", "<|endoftext|>")
-    found = vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
+    found = masking_vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
     assert found.special == {4, 5}

@@ -24,7 +24,7 @@ from jaxgrow.operators.ligo import LiGO
 from train import pretrain
 from train.common.errors import UserError
 from train.config import experiment as config
-from train.data.batches import training
+from train.data.batches import training_batches
 from train.plan import learning as maps
 from train.plan.learning import Apply, Learn
 from train.plan.lifetimes import after, live, shapes
@@ -426,7 +426,7 @@ def test_two_growths_carry_training_on(small_run):
 
 
 def restored(experiment, folder):
-    data = training(experiment.data.sources(experiment.model)[0], 8, 0)
+    data = training_batches(experiment.data.sources(experiment.model)[0], 8, 0)
     tx = experiment.tx
     with Checkpoints(folder / "checkpoints") as checkpoints:
         return checkpoints.restore(

@@ -19,11 +19,11 @@ from train.analysis.runs import Run
 from train.common.errors import UserError
 from train.config.experiment import experiment_json, load_experiment, with_steps
 from train.data import text
-from train.data.batches import training
-from train.data.corpora import corpora
+from train.data.batches import training_batches
+from train.data.corpora import read_corpora
 from train.data.mixed_paths import source_names
 from train.data.mixture import Mixture, as_shares, seed_of
-from train.data.text import Data, tokens
+from train.data.text import Data, read_tokens
 from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
@@ -94,9 +94,9 @@ def test_weights_are_exact_and_divided_by_their_sum():
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
 def test_each_source_has_the_order_and_the_epochs_that_it_has_alone(seed):
     mixed = mixture()
-    found = drawn(training(mixed, 10, seed), 40)
+    found = drawn(training_batches(mixed, 10, seed), 40)
     for number, part in enumerate(mixed.parts.values()):
-        alone = drawn(training(part, 1, seed_of(seed, number)), 250)
+        alone = drawn(training_batches(part, 1, seed_of(seed, number)), 250)
         mine = of_source(found, number)
         assert mine == of_source(alone, number)[: len(mine)]
         epochs = np.array(mine[: len(mine) // SIZES[number] * SIZES[number]])
@@ -105,10 +105,10 @@ def test_each_source_has_the_order_and_the_epochs_that_it_has_alone(seed):
 
 
 def test_another_source_changes_neither_the_order_nor_the_places_of_the_first_one():
-    one, two = (drawn(training(mixture(sizes=s), 10, 3), 20) for s in (SIZES, (25, 9, 13)))
+    one, two = (drawn(training_batches(mixture(sizes=s), 10, 3), 20) for s in (SIZES, (25, 9, 13)))
     np.testing.assert_array_equal(one[one[:, 0] == 0], two[two[:, 0] == 0])
     np.testing.assert_array_equal(one[:, 0], two[:, 0])
-    three = drawn(training(mixture(weights=(1.0, 1.0, 8.0)), 10, 3), 20)
+    three = drawn(training_batches(mixture(weights=(1.0, 1.0, 8.0)), 10, 3), 20)
     shorter = of_source(three, 0)
     assert shorter and shorter == of_source(one, 0)[: len(shorter)]
 
@@ -116,12 +116,12 @@ def test_another_source_changes_neither_the_order_nor_the_places_of_the_first_on
 @pytest.mark.parametrize("processes", [2, 5])
 @pytest.mark.parametrize("done", [0, 3])
 def test_a_mixture_resumes_with_any_number_of_processes(processes, done):
-    whole = drawn(training(mixture(), 10, 1), 12).reshape(12, 10, 2)
-    before = training(mixture(), 10, 1)
+    whole = drawn(training_batches(mixture(), 10, 1), 12).reshape(12, 10, 2)
+    before = training_batches(mixture(), 10, 1)
     drawn(before, done) if done else None
     parts = []
     for rows in np.split(np.arange(10), processes):
-        stream = training(mixture(), 10, 1, rows)
+        stream = training_batches(mixture(), 10, 1, rows)
         stream.set_state(json.loads(json.dumps(before.get_state())))
         parts.append(drawn(stream, 12 - done).reshape(12 - done, -1, 2))
     np.testing.assert_array_equal(np.concatenate(parts, 1), whole[done:])
@@ -129,9 +129,9 @@ def test_a_mixture_resumes_with_any_number_of_processes(processes, done):
 
 def test_a_source_goes_on_after_samples_that_were_read_before():
     orders = [(4, 30), (5, 0), (6, 7)]
-    found = drawn(training(mixture(), 10, 1, orders=orders), 20)
+    found = drawn(training_batches(mixture(), 10, 1, orders=orders), 20)
     for number, (seed, first) in enumerate(orders):
-        alone = drawn(training(windows(number, SIZES[number]), 1, seed, first=first), 100)
+        alone = drawn(training_batches(windows(number, SIZES[number]), 1, seed, first=first), 100)
         mine = of_source(found, number)
         assert mine == of_source(alone, number)[: len(mine)]
 
@@ -233,10 +233,10 @@ def test_each_validation_set_has_a_loss_and_their_mean_is_the_loss(home, capsys)
 
 
 def test_without_validation_text_each_source_holds_out_a_part(home):
-    found = corpora(settings(home, MIXED))
+    found = read_corpora(settings(home, MIXED))
     assert {name: len(part) for name, part in found.valid.items()} == {"low": 602, "high": 301}
     for name, part in found.valid.items():
-        alone = tokens(settings(home, name))
+        alone = read_tokens(settings(home, name))
         np.testing.assert_array_equal(part, alone.valid)
         np.testing.assert_array_equal(found.train[name], alone.train)
 
@@ -248,21 +248,21 @@ def test_a_single_source_is_not_a_mixture(home):
 
 def test_another_mixture_tokenises_nothing_again(home, monkeypatch):
     sets = {"prose": "v.txt"}
-    corpora(settings(home, MIXED))
-    corpora(settings(home, MIXED, sets))
+    read_corpora(settings(home, MIXED))
+    read_corpora(settings(home, MIXED, sets))
     made = []
     real = text._make
     monkeypatch.setattr(text, "_make", lambda *given: made.append(given[1].path) or real(*given))
-    other = corpora(settings(home, {"high": 1.0, "low": 9.0}))
+    other = read_corpora(settings(home, {"high": 1.0, "low": 9.0}))
     assert other.shares == [Fraction(1, 10), Fraction(9, 10)]
-    corpora(settings(home, ["low", "high"], sets))
+    read_corpora(settings(home, ["low", "high"], sets))
     assert made == []
-    corpora(settings(home, MIXED, sets | {"more": "w.txt"}))
+    read_corpora(settings(home, MIXED, sets | {"more": "w.txt"}))
     assert made == [str(home / "w.txt")]
 
 
 def test_without_weights_each_source_has_the_share_of_its_tokens(home):
-    found = corpora(settings(home, ["low", "high"]))
+    found = read_corpora(settings(home, ["low", "high"]))
     assert found.shares == as_shares([1806, 903])
     assert found.report[0] == (
         "data: a mixture of samples: 66.7% low (1,806 tokens), 33.3% high (903 tokens)"
@@ -430,7 +430,7 @@ def documents(folder, **files: str):
 
 def read(data) -> tuple[str, str]:
     """The letters of the training text and of the validation text."""
-    found = tokens(data)
+    found = read_tokens(data)
     return tuple("".join(sorted({chr(i) for i in p if i})) for p in (found.train, found.valid))  # type: ignore[return-value]
 
 
@@ -453,19 +453,19 @@ def test_files_that_match_a_pattern_are_held_out_by_their_names(home):
     assert read(wrong) == ("a", "v")
     wrong = settings(home, "hub/data/validation-*")
     with pytest.raises(UserError, match=r"no training file.*set data\.splits=ignore"):
-        tokens(wrong)
+        read_tokens(wrong)
     out = replace(wrong, splits="ignore", valid_path=str(hub / "test-0.jsonl"))
     assert read(out) == ("v", "t")
 
 
 def test_each_source_has_its_own_splits_and_files_of_validation_sets_are_not_trained_on(home):
     documents(home / "hub", train_0="a", validation_0="v", test_0="t")
-    found = corpora(settings(home, ["low", "hub"]))
+    found = read_corpora(settings(home, ["low", "hub"]))
     assert {chr(i) for i in found.valid["hub"] if i} == {"v"}
     assert len(found.valid["low"]) == 602
     assert any("hub: by their names, there are 1 training file" in line for line in found.report)
     sets = {"prose": "v.txt", "part": "low/0.txt"}
-    with_sets = corpora(settings(home, ["low", "hub"], sets))
+    with_sets = read_corpora(settings(home, ["low", "hub"], sets))
     assert len(with_sets.train["low"]) == 7 * 301 and [*with_sets.valid] == [*sets]
     assert {chr(i) for i in with_sets.train["hub"] if i} == {"a"}
 
@@ -484,7 +484,7 @@ def test_folders_of_token_ids_are_mixed(home):
         rows = [[700, 701, 702]] * 30
         pq.write_table(pa.table({"input_ids": rows}), home / "table" / f"{split}-0.parquet")
     data = settings(home, {"one": 1, "two": 2, "table": 1}, source="tokens", tokenizer="none")
-    found = corpora(data)
+    found = read_corpora(data)
     assert found.vocab == 703
     assert {name: len(part) for name, part in found.train.items()} == {
         "one": 200, "two": 200, "table": 90,
@@ -500,7 +500,7 @@ def test_masked_models_epochs_and_tokenizers_read_mixtures(home):
     data = settings(home, MIXED)
     bert = BERTConfig(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
     mixed, valid = data.sources(bert)
-    inputs, _ = next(training(mixed, 4, 0))
+    inputs, _ = next(training_batches(mixed, 4, 0))
     assert inputs["tokens"].shape == (4, 8) and [*valid] == ["low", "high"]
     experiment = runs.experiment(home, data=data, steps=0, epochs=2.0)
     assert with_steps(experiment).steps == round(2 * (225 + 112) / 8)
@@ -550,4 +550,6 @@ def test_a_source_that_is_the_validation_text_is_named(tmp_path):
         (tmp_path / f"{name}.txt").write_text(name * 3000)
     paths = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
     with pytest.raises(UserError, match=rf"file of data\.valid_path={re.escape(paths[1])}; name"):
-        corpora(Data(path=paths, valid_path=paths[1], source="text", cache=str(tmp_path / "cache")))
+        read_corpora(
+            Data(path=paths, valid_path=paths[1], source="text", cache=str(tmp_path / "cache"))
+        )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from train.common.errors import UserError
-from train.data.text import Data, tokens, training_text
+from train.data.text import Data, read_tokens, training_text
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def read(tmp_path):
             file.write_text(content)
         cache = str(tmp_path / "cache")
         data = Data("text", str(home), cache=cache, valid_fraction=0.5, **changes)
-        found = tokens(data)
+        found = read_tokens(data)
         parts = (part.tobytes().decode().split("\0")[:-1] for part in (found.train, found.valid))
         return *map(sorted, parts), found.report[1:]
 
@@ -80,5 +80,5 @@ def test_a_snapshot_of_the_hub_is_read(tmp_path):
         blob.write_text('{"text": "train"}\n{"text": "held"}' if "train" in name else "# text")
         (home / name).symlink_to(blob)
     data = Data("text", str(home), cache=str(tmp_path / "cache"), valid_fraction=0.5)
-    assert tokens(data).train.tobytes() == b"train\0"
+    assert read_tokens(data).train.tobytes() == b"train\0"
     assert list(training_text(data)) == ["train"]

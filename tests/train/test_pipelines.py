@@ -27,8 +27,8 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import BERTConfig, TextConfig, ViTConfig
-from train.data.text import tokenizer
-from train.extras.images.images import Images, images
+from train.data.text import load_tokenizer
+from train.extras.images.images import Images, read_images
 from train.extras.labelled import glue, metrics
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.squad import TASKS, squad_questions
@@ -202,7 +202,7 @@ def test_tags_of_a_grown_model_are_those_of_its_source(tmp_path):
     )
     torch.manual_seed(0)
     hf.BertForTokenClassification(about).save_pretrained(tmp_path / "small")
-    tokenizer("bytes").save(str(tmp_path / "small" / "tokenizer.json"))
+    load_tokenizer("bytes").save(str(tmp_path / "small" / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 24}
     (tmp_path / "small" / "tokenizer_config.json").write_text(json.dumps(settings))
     config = checkpoints.open_checkpoint(tmp_path / "small").config
@@ -282,7 +282,7 @@ def test_raw_images_are_classified_as_the_run_reported(home, family, tmp_path):
     folder, reported = exported(
         FineTuning("colours", data, 1, 16, (1e-2,), optim=OPTIM), home, family
     )
-    valid = images(data).valid
+    valid = read_images(data).valid
     raw = [valid.kept.store[int(i)][0] for i in valid.chosen]
     said = hf.pipeline("image-classification", model=str(folder), device="cpu")(raw, top_k=1)
     right = [one["label"] == valid.kept.classes[valid.label(i)] for i, [one] in enumerate(said)]
@@ -298,7 +298,7 @@ def test_a_gray_model_accepts_images_of_the_pipeline(home):
     folder, reported = exported(
         FineTuning("digits", Images("digits"), 1, 64, (1e-2,), optim=OPTIM), home, "gray"
     )
-    valid = images(Images("digits")).valid
+    valid = read_images(Images("digits")).valid
     raw = [valid.kept.store[int(i)][0] for i in valid.chosen]
     said = hf.pipeline("image-classification", model=str(folder), device="cpu")(raw, top_k=1)
     right = [one["label"] == str(valid.label(i)) for i, [one] in enumerate(said)]

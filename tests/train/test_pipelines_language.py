@@ -75,7 +75,9 @@ def test_the_export_has_the_loss_and_the_accuracy_of_the_run(trained):
     tokens = np.array([*tokenizer(text, add_special_tokens=False)["input_ids"], end or 0])
     np.testing.assert_array_equal(source.tokens[: len(tokens)], tokens)
     found = []
-    for inputs, targets in batches.validation(source, experiment.batch, experiment.eval_batches):
+    for inputs, targets in batches.validation_batches(
+        source, experiment.batch, experiment.eval_batches
+    ):
         if is_masked(experiment):
             theirs = hf.AutoModelForMaskedLM.from_pretrained(folder)
             every = logits(theirs, inputs["tokens"])

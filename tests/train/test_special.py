@@ -27,7 +27,7 @@ from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
 from train.common.errors import UserError
 from train.data import text
-from train.data.special import copied, frame, special_tokens
+from train.data.special import added_tokens, copy_special_files, special_tokens
 from train.extras.labelled.encoding import Encoder
 from train.plan.methods import Continue
 from train.state.pretrained import opened
@@ -261,7 +261,7 @@ def test_of_published_tokenizers_as_transformers_reads_them(name, tmp_path):
     )
     ends = hf.GenerationConfig.from_pretrained(folder).eos_token_id
     assert special.ends == tuple(ends if isinstance(ends, list) else [ends])
-    assert frame(model.tokenizer) == (
+    assert added_tokens(model.tokenizer) == (
         [] if not theirs("a")["input_ids"][:-1] else theirs("a")["input_ids"][:1],
         [],
     )
@@ -309,7 +309,7 @@ def test_texts_of_a_fine_tuning_begin_and_end_as_the_files_say(name, tmp_path):
     folder = written(tmp_path / "model", PUBLISHED[name])
     model = opened(folder)
     encoder = Encoder(text.name_of(folder), model.config)
-    assert [*encoder.frame.begin] == frame(model.tokenizer)[0]
+    assert [*encoder.frame.begin] == added_tokens(model.tokenizer)[0]
     assert encoder.frame.end == (model.special.end,) != (encoder.frame.pad,)
     pad = model.special.names.get("pad_token")
     if pad not in (None, model.special.names.get("eos_token")):
@@ -362,11 +362,11 @@ def test_a_masked_model_uses_the_post_processor(tmp_path):
     tokenizer = made(
         replace(PUBLISHED["gpt2"], special=("<s>", "</s>", "<pad>", "<mask>", "<unk>"))
     )
-    assert frame(tokenizer) == ([], [])
+    assert added_tokens(tokenizer) == ([], [])
     tokenizer.post_processor = processors.RobertaProcessing(
         ("</s>", 1), ("<s>", 0), add_prefix_space=False
     )
-    assert frame(tokenizer) == ([0], [1])
+    assert added_tokens(tokenizer) == ([0], [1])
 
 
 # --- runs and exports ---
@@ -391,8 +391,8 @@ def run(tmp_path_factory):
 
 def test_documents_end_as_the_files_beside_the_tokenizer_say(run):
     experiment, _ = run
-    end = text.tokenizer(experiment.data.tokenizer).token_to_id("</s>")
-    found = text.tokens(experiment.data)
+    end = text.load_tokenizer(experiment.data.tokenizer).token_to_id("</s>")
+    found = text.read_tokens(experiment.data)
     assert end in found.train and 0 not in found.train
 
 
@@ -452,7 +452,7 @@ def test_the_ids_of_config_json_belong_to_a_run_and_to_an_orbax_folder(tmp_path)
     for folder in (source, tmp_path / "orbax"):
         run = tmp_path / f"run of {folder.name}"
         run.mkdir()
-        copied(folder, run)
+        copy_special_files(folder, run)
         assert special_tokens(text.tokenizer_of(source), run) == expected
 
 
@@ -488,5 +488,5 @@ def test_a_chat_is_that_of_transformers(tmp_path):
 def test_bert_is_left_as_it_was(tmp_path):
     config = BERTConfig(vocab=256, context=16, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     save(tmp_path / "bert", config, runs.fresh(config))
-    text.tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
+    text.load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
     assert opened(tmp_path / "bert").special.begin == opened(tmp_path / "bert").special.end == 0

@@ -10,7 +10,7 @@ from jaxgrow.models import BERTConfig
 from train import tokenizer as command
 from train.common.errors import UserError
 from train.config.experiment import load_experiment
-from train.data.text import tokens, training_text
+from train.data.text import read_tokens, training_text
 
 pytestmark = pytest.mark.extra
 
@@ -40,7 +40,7 @@ def test_a_trained_tokenizer_serves_a_run(tmp_path, run):
         assert made.decode(made.encode(text).ids, skip_special_tokens=False) == text
     assert len(made.encode("<|endoftext|>").ids) == 1
     experiment = load_experiment(config, setting.split())
-    found = tokens(experiment.data)
+    found = read_tokens(experiment.data)
     assert found.vocab == experiment.model.vocab == 280
     letters = sum(len(f.read_text()) for f in runs.corpus(tmp_path).iterdir())
     assert len(found.train) + len(found.valid) < 0.8 * letters  # merges are used

@@ -9,7 +9,7 @@ import jax
 
 from jaxgrow.axes import axis_kind
 from train.config.experiment import Experiment
-from train.data.workers import cores
+from train.data.workers import core_count
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.training import Train
 from train.store.workdir import Workdir
@@ -80,7 +80,7 @@ class Upcoming:
         begun = {e.name: 1 - n / e.steps for e, n in zip(self.shorter, self.shared, strict=True)}
         cost = sum(e.cost * begun.get(e.name, 1.0) for e in left)
         models = {str(phase.config) for e in left for phase in e.plan if isinstance(phase, Train)}
-        return cost / (CORE * cores()) + PROGRAMS * len(models) + START
+        return cost / (CORE * core_count()) + PROGRAMS * len(models) + START
 
 
 def _short_title(e: Experiment) -> str:

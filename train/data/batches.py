@@ -12,7 +12,7 @@ from absl import flags
 
 from train.common.errors import UserError
 from train.data.dataset import Batch, Source
-from train.data.mixture import Mixture, endless, seed_of
+from train.data.mixture import Mixture, endless_samples, seed_of
 from train.data.workers import end_with_parent
 
 _AHEAD = 4  # batches that are read ahead
@@ -119,7 +119,7 @@ def _joined(chunks: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 
-def training(
+def training_batches(
     source: Source | Mixture,
     batch: int,
     seed: int,
@@ -152,12 +152,12 @@ def training(
         usual = [(seed_of(seed, number), 0) for number in range(len(source.parts))]
         samples = source.samples(orders or usual)
     else:
-        samples = endless(source, seed)
+        samples = endless_samples(source, seed)
     mine = np.arange(batch) if rows is None else rows
     return Stream(samples, batch, mine, source.workers, first)
 
 
-def validation(
+def validation_batches(
     source: Source,
     batch: int,
     count: int,
@@ -186,7 +186,7 @@ def validation(
     return [_batch(source, indices) for indices in chosen]
 
 
-def probe(
+def probe_batches(
     sources: Mapping[str, Source],
     batch: int,
     used: int,
@@ -195,14 +195,14 @@ def probe(
     rows: np.ndarray | None = None,
     more: Callable[[], str] = lambda: "give more validation data",
 ) -> Batch | None:
-    """Micro-batches of validation data that `validation` does not read, stacked along a new axis.
+    """Micro-batches of validation data that `validation_batches` does not read, stacked along a new axis.
 
     Data that decide how a model is trained must be separate from the data that evaluate it.
 
     Args:
       sources: the validation samples of each set.
-      batch: samples per batch of `validation`.
-      used: the number of batches that `validation` reads.
+      batch: samples per batch of `validation_batches`.
+      used: the number of batches that `validation_batches` reads.
       micro: samples per micro-batch.
       count: the number of micro-batches; 0: return None.
       rows: the rows of each micro-batch that this process reads; None: all.

@@ -42,7 +42,7 @@ def cache_folder(cache: str, settings: Any, content: str) -> Path:
     return folder
 
 
-def cached(folder: Path, make: Callable[[Path], None]) -> Path:
+def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return ``folder``. If it does not exist, ``make`` fills a new folder, which becomes it.
 
     The folder has checksums, which are verified when a process opens it first. This takes about as
@@ -69,7 +69,7 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def again(folder: Path) -> str:
+def make_again(folder: Path) -> str:
     """The hint for restoring damaged files in a folder of the cache."""
     return f"delete the folder {folder} and repeat the command, which creates it again"
 

@@ -13,8 +13,16 @@ from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.data.dataset import Source
 from train.data.mixture import Mixture, as_shares
-from train.data.text import Data, Tokens, mixed_data, refuse_overlaps, tokenizer, tokens, valid_data
-from train.data.windows import BYTES, MaskedWindows, Windows, vocabulary
+from train.data.text import (
+    Data,
+    Tokens,
+    load_tokenizer,
+    mixed_data,
+    read_tokens,
+    refuse_overlaps,
+    valid_data,
+)
+from train.data.windows import BYTES, MaskedWindows, Windows, masking_vocabulary
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Corpora:
     report: list[str]
 
 
-def corpora(data: Data) -> Corpora:
+def read_corpora(data: Data) -> Corpora:
     """The tokens of all sources and validation sets.
 
     Without ``data.valid_path``, each source holds out a part of its text.
@@ -53,8 +61,8 @@ def corpora(data: Data) -> Corpora:
     """
     if isinstance(data.path, tuple | dict):
         refuse_overlaps(data)
-    own = {name: tokens(part) for name, part in mixed_data(data).items()}
-    sets = {name: tokens(part) for name, part in valid_data(data).items()}
+    own = {name: read_tokens(part) for name, part in mixed_data(data).items()}
+    sets = {name: read_tokens(part) for name, part in valid_data(data).items()}
     weights = data.path.values() if isinstance(data.path, dict) else _sizes(own).values()
     shares = as_shares([*weights])
     train = {name: found.train for name, found in own.items()}
@@ -156,7 +164,7 @@ def text_sources(data: Data, model: Config) -> tuple[Source | Mixture, dict[str,
     Raises:
       UserError: the text cannot be read, or the model cannot take it.
     """
-    text = corpora(data)
+    text = read_corpora(data)
     vocab = model.sizes()["vocab"]
     if text.vocab > vocab:
         what = "tokens" if data.tokenizer == "none" else "tokenizer"
@@ -190,7 +198,9 @@ def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], So
         raise UserError(
             "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
         )
-    known = BYTES if data.tokenizer == "bytes" else vocabulary(tokenizer(data.tokenizer))
+    known = (
+        BYTES if data.tokenizer == "bytes" else masking_vocabulary(load_tokenizer(data.tokenizer))
+    )
     if data.whole_words and known.whole_word is None:
         raise UserError(
             f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"

@@ -18,9 +18,9 @@ import numpy as np
 
 from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
-from train.data.decoding import in_folder, json_object, readable
-from train.data.formats import TEXT, Document, Formats, documents
-from train.data.mixed_paths import fixed_part, is_pattern, matches
+from train.data.decoding import in_folder, json_object, readable_file
+from train.data.formats import TEXT, Document, Formats, read_documents
+from train.data.mixed_paths import fixed_part, is_pattern, matching_paths
 
 # Validation splits; the first one that exists is used.
 VALIDATIONS = ("validation", "test")
@@ -116,7 +116,7 @@ def text_corpus(
     several = isinstance(valid_path, Mapping)
     apart = [_existing(name, formats) for name in valid_path.values()] if several else []
     valid = None if several or valid_path is None else _existing(str(valid_path), formats)
-    if found := splits(train):
+    if found := dataset_splits(train):
         if "train" not in found:
             raise UserError(
                 f"{train} has no split 'train', only {', '.join(found)}; name the folder of one in data.path"
@@ -171,7 +171,9 @@ def text_corpus(
 def training_files(path: str, formats: Formats) -> Iterator[Path]:
     """The real paths of the files of a corpus, without other splits of a `DatasetDict`."""
     root = _existing(path, formats)
-    return (file.resolve() for file in _files(root / "train" if splits(root) else root, formats))
+    return (
+        file.resolve() for file in _files(root / "train" if dataset_splits(root) else root, formats)
+    )
 
 
 def _count_splits(folder: Path, formats: Formats) -> Counter[str]:
@@ -223,14 +225,14 @@ def _documents(
         counts.files += 1
         counts.file = str(file)
         counts.mode &= file.stat().st_mode
-        yield from documents(file, field, formats)
+        yield from read_documents(file, field, formats)
 
 
 def _existing(name: str, formats: Formats) -> Path:
     """The path of an existing file or folder with readable files."""
     path = Path(name).expanduser()
-    with readable(path):
-        if is_pattern(path) and not matches(path):
+    with readable_file(path):
+        if is_pattern(path) and not matching_paths(path):
             raise UserError(
                 f"no file matches {path}; correct the pattern in data.path or data.valid_path, in which * stands for any part "
                 "of a name and ** for folders"
@@ -245,8 +247,8 @@ def _existing(name: str, formats: Formats) -> Path:
             + (f", and {', '.join(formats.named)} files" if formats.named else "")
             + "; rename a .json with one object per line to .jsonl"
         )
-    if not splits(path) and not any(True for _ in _files(path, formats)):
-        below = [p for found in matches(path) for p in (found, *found.rglob("*"))]
+    if not dataset_splits(path) and not any(True for _ in _files(path, formats)):
+        below = [p for found in matching_paths(path) for p in (found, *found.rglob("*"))]
         there = [p for p in below if p.is_file()]
         found = [suffix for suffix in formats.named if any(p.suffix == suffix for p in there)]
         others = sorted({"".join(p.suffixes[-2:]) or p.name for p in there})[:8]
@@ -269,7 +271,7 @@ def _files(path: Path, formats: Formats = TEXT) -> Iterator[Path]:
 
 def _entries(path: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     """Files and skipped folders, sorted by name, each with the reason for skipping it, or None."""
-    with readable(path):
+    with readable_file(path):
         for n, entry in enumerate(_walked(path, path, formats), 1):
             file_limits().check(str(path), entries=n)
             yield entry
@@ -280,9 +282,9 @@ def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, st
         yield path, None
     elif is_pattern(path):
         yield from _matched(path, formats)
-    elif saved := shards(path):
+    elif saved := dataset_shards(path):
         yield from ((shard, None) for shard in saved)
-    elif several := splits(path):
+    elif several := dataset_splits(path):
         raise UserError(f"{path} holds the splits {', '.join(several)}; name the folder of one")
     else:
         with os.scandir(path) as entries:
@@ -306,7 +308,7 @@ def _matched(pattern: Path, formats: Formats) -> Iterator[tuple[Path, str | None
     """The files that match a pattern, and the files in folders that match it, once each."""
     root = fixed_part(pattern)
     walked: Path | None = None
-    for found in matches(pattern):
+    for found in matching_paths(pattern):
         if walked is not None and found.is_relative_to(walked):
             continue
         if any(part.startswith(".") for part in found.relative_to(root).parts):
@@ -345,16 +347,16 @@ def _key(files: Iterable[Path]) -> str:
 # --- folders that Hugging Face `datasets` saved ---
 
 
-def splits(path: Path) -> list[str]:
+def dataset_splits(path: Path) -> list[str]:
     """The splits of a saved `DatasetDict`; empty if the folder does not hold one."""
     file = path / "dataset_dict.json"
     if not file.exists():
         return []
-    with readable(file, _SAVED):
+    with readable_file(file, _SAVED):
         return [name for name in _entry(file, "splits") if checked_path(path, name, new=True)]
 
 
-def shards(path: Path) -> list[Path]:
+def dataset_shards(path: Path) -> list[Path]:
     """The Arrow files of a saved `Dataset`; empty if the folder does not hold one.
 
     Other ``.arrow`` files in the folder are caches of `datasets` and are ignored.
@@ -362,7 +364,7 @@ def shards(path: Path) -> list[Path]:
     file = path / "state.json"
     if not (file.exists() and (path / "dataset_info.json").exists()):
         return []
-    with readable(file, _SAVED):
+    with readable_file(file, _SAVED):
         names = [str(shard["filename"]) for shard in _entry(file, "_data_files")]
         if missing := [
             name for name in names if not checked_path(path, name, new=True).path.exists()

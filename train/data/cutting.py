@@ -49,7 +49,7 @@ class TextEncoder:
         ]
 
 
-def cut(document: Iterable[str], encoder: Callable[[], TextEncoder]) -> Iterator[str]:
+def cut_document(document: Iterable[str], encoder: Callable[[], TextEncoder]) -> Iterator[str]:
     """Cut a document into pieces of about `train.data.formats.PIECE` characters.
 
     Args:

@@ -24,7 +24,7 @@ _DICTIONARY = 128 << 20  # bytes that any .xz file may need to be decompressed
 
 
 @contextmanager
-def readable(name: Any, way_out: str = "") -> Iterator[None]:
+def readable_file(name: Any, way_out: str = "") -> Iterator[None]:
     """Turn each error of a decoder into one line that names the file.
 
     Args:
@@ -61,7 +61,7 @@ def in_folder(folder: Path, file: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_data(path: Path) -> Iterator[Any]:
     """Open a regular file, or the decompressed content of a ``.gz``, ``.xz``, ``.bz2`` or ``.zst``.
 
     Raises:
@@ -71,7 +71,7 @@ def opened(path: Path) -> Iterator[Any]:
     """
     with open_regular(path.resolve()) as raw:
         decode = COMPRESSED.get(path.suffix)
-        file: Any = raw if decode is None else decompressed(raw, decode, path)
+        file: Any = raw if decode is None else decompress_stream(raw, decode, path)
         with file:
             if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 raise UserError(
@@ -80,12 +80,12 @@ def opened(path: Path) -> Iterator[Any]:
             yield file
 
 
-def decompressed(raw: Any, decode: Callable[[Any], Any], path: Path) -> io.BufferedReader:
+def decompress_stream(raw: Any, decode: Callable[[Any], Any], path: Path) -> io.BufferedReader:
     """The decompressed content of an open file, which is counted while it is read."""
     return io.BufferedReader(_Counted(decode(raw), path, os.fstat(raw.fileno()).st_size), _BUFFER)
 
 
-def lines(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
+def limited_lines(file: Any, path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the place, in words, and the content of each line of bytes or text.
 
     Raises:
@@ -117,9 +117,9 @@ def read_all(path: Path) -> bytes:
     Raises:
       UserError: the file cannot be read or decompressed, or it is too large.
     """
-    with readable(path):
+    with readable_file(path):
         file_limits().check(str(path), bytes=path.stat().st_size)
-        with opened(path) as file:
+        with open_data(path) as file:
             content = file.read(file_limits().bytes + 1)
         file_limits().check(f"{path}, or its first part,", bytes=len(content))
         return content
@@ -131,7 +131,7 @@ def json_object(path: Path, way_out: str) -> dict[str, Any]:
     Raises:
       UserError: the file is missing or damaged, or does not hold a JSON object.
     """
-    with readable(path, way_out):
+    with readable_file(path, way_out):
         try:
             return parsed_json(read_regular(path))
         except UntrustedError:

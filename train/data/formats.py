@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
-from train.data.decoding import lines, opened, read_all, readable
+from train.data.decoding import limited_lines, open_data, read_all, readable_file
 from train.data.tables import table_rows
 
 # Characters of a piece: long documents are tokenised and held out in pieces of about this size.
@@ -74,7 +74,7 @@ def is_lines(path: Path) -> bool:
 TEXT = Formats("text", NAMES, text_reader, NAMED)
 
 
-def documents(path: Path, field: str, formats: Formats = TEXT) -> Iterator[Document]:
+def read_documents(path: Path, field: str, formats: Formats = TEXT) -> Iterator[Document]:
     """The documents of a file that has a reader.
 
     Args:
@@ -91,15 +91,15 @@ def documents(path: Path, field: str, formats: Formats = TEXT) -> Iterator[Docum
     return read(path, field)
 
 
-def pieces(text: str) -> Document:
+def cut_pieces(text: str) -> Document:
     return [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
 
 
 def text_pieces(path: Path) -> Document:
     """The document in a text file, in pieces."""
     with (
-        readable(path),
-        opened(path) as file,
+        readable_file(path),
+        open_data(path) as file,
         io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as decoded,
     ):
         while piece := decoded.read(PIECE):
@@ -132,7 +132,7 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def records(
+def table_records(
     path: Path, field: str = "", strict: bool = False
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place, in words, and the fields of each line or row of a table.
@@ -144,10 +144,10 @@ def records(
       strict: refuse text that is not UTF-8. By default, wrong bytes become U+FFFD.
 
     Raises:
-      UserError: as for `documents`.
+      UserError: as for `read_documents`.
     """
     kind = _inner(path)
-    with readable(path):
+    with readable_file(path):
         if kind in (".parquet", ".arrow"):
             yield from table_rows(path, field)
         elif kind in (".csv", ".tsv"):
@@ -161,13 +161,13 @@ def records(
 def _lines(path: Path, strict: bool, newline: str) -> Iterator[tuple[str, str]]:
     """The place and the content of each line, without byte-order mark."""
     if strict:
-        yield from lines(io.StringIO(read_text(path), newline=newline), path)
+        yield from limited_lines(io.StringIO(read_text(path), newline=newline), path)
         return
     with (
-        opened(path) as file,
+        open_data(path) as file,
         io.TextIOWrapper(file, "utf-8-sig", "replace", newline=newline) as decoded,
     ):
-        yield from lines(decoded, path)
+        yield from limited_lines(decoded, path)
 
 
 def _object(line: str, where: str) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _of_rows(path: Path, field: str) -> Iterator[Document]:
     """The documents in a field of each row, which may lead into nested fields: ``meta.text``."""
     made = 0
     size = path.stat().st_size
-    for where, record in records(path, field):
+    for where, record in table_records(path, field):
         root = field if field in record else field.partition(".")[0]
         if root not in record:
             names = ", ".join(record)[:200] or "none"
@@ -231,7 +231,7 @@ def _of_rows(path: Path, field: str) -> Iterator[Document]:
         made += len(text)
         file_limits().check_expansion(str(path), made, size)
         # A lone escape of JSON such as \ud83d is half a character.
-        yield pieces(text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text))
+        yield cut_pieces(text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def _nested_text(value: Any, steps: list[str]) -> str | None:

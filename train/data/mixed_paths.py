@@ -102,7 +102,7 @@ def source_names(paths: Sequence[str]) -> list[str]:
     return [str(number) for number in range(len(paths))]
 
 
-def matches(path: Path) -> list[Path]:
+def matching_paths(path: Path) -> list[Path]:
     """The files and folders that a path stands for: itself, or those that match it as a pattern."""
     if not is_pattern(path):
         return [path]

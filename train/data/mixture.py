@@ -120,13 +120,13 @@ class Mixture:
             are skipped.
         """
         parts = [
-            endless(part, seed)[first:]
+            endless_samples(part, seed)[first:]
             for part, (seed, first) in zip(self.parts.values(), orders, strict=True)
         ]
         return _Mixed(parts, self.place)
 
 
-def endless(source: Any, seed: int) -> grain.MapDataset:
+def endless_samples(source: Any, seed: int) -> grain.MapDataset:
     """The samples of a source, shuffled again each epoch."""
     return (
         grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)

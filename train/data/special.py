@@ -26,7 +26,7 @@ from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.checkpoints.io.folders import atomic_file
 from train.common.errors import UserError
 from train.common.files import write_record
-from train.data.decoding import in_folder, json_object, read_regular, readable
+from train.data.decoding import in_folder, json_object, read_regular, readable_file
 
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
@@ -70,7 +70,7 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     Raises:
       UserError: one of the files is damaged.
     """
-    with readable(folder or "the tokenizer", _OUT):
+    with readable_file(folder or "the tokenizer", _OUT):
         return _special_tokens(tokenizer, folder)
 
 
@@ -130,7 +130,7 @@ def frame_as_files_say(tokenizer: Any, folder: Path) -> None:
         name = _named(own, role)
         adds = any(file.get(setting) for file in own) and name is not None
         sides.append(name if adds and tokenizer.token_to_id(name) is not None else None)
-    if any(sides) and not any(frame(tokenizer)):
+    if any(sides) and not any(added_tokens(tokenizer)):
         before, after = sides
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*([before] if before else []), "$A", *([after] if after else [])],
@@ -190,7 +190,7 @@ def text_encoder(tokenizer: Any) -> Any:
 
 def largest_vocab(tokenizer: Any) -> int:
     """One more than the largest id. Ids may have holes, so the number of tokens can be smaller."""
-    before, after = frame(tokenizer)
+    before, after = added_tokens(tokenizer)
     return 1 + max((*tokenizer.get_vocab(with_added_tokens=True).values(), *before, *after))
 
 
@@ -222,7 +222,7 @@ def document_frame(
       UserError: ``bos`` is True, but the tokenizer lacks a token that begins texts.
     """
     special = special_tokens(tokenizer, folder)
-    before, after = frame(tokenizer)
+    before, after = added_tokens(tokenizer)
     if bos is True and not before:
         if special.begin is None:
             raise UserError(
@@ -246,7 +246,7 @@ def document_marks(tokenizer: Any, folder: Path | None) -> DocumentFrame:
     return DocumentFrame(tuple(i for i in begin if i not in end), end[-1:])
 
 
-def copied(source: Path | None, target: Path) -> None:
+def copy_special_files(source: Path | None, target: Path) -> None:
     """Copy the files that define a tokenizer's special tokens and chat template, if they exist.
 
     ``target`` has another ``config.json`` than ``source``, so the token ids of ``source`` are
@@ -256,7 +256,7 @@ def copied(source: Path | None, target: Path) -> None:
         return
     for name in FILES:
         if os.path.lexists(file := source / name):
-            with readable(file, _OUT):
+            with readable_file(file, _OUT):
                 content = read_regular(in_folder(source, file))
             with atomic_file(target / name) as part:
                 part.write_bytes(content)
@@ -268,7 +268,7 @@ def copied(source: Path | None, target: Path) -> None:
         write_record(target / _GENERATION, generation | ids)
 
 
-def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
+def added_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The tokens that the tokenizer adds before and after a text."""
     encoded = tokenizer.encode("a")
     added = encoded.special_tokens_mask
@@ -305,7 +305,7 @@ def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:
     there = [folder / name for name in names if os.path.lexists(folder / name)]
     found = []
     for file in there:
-        with readable(file, _OUT):
+        with readable_file(file, _OUT):
             found.append(json_object(in_folder(folder, file), _OUT))
     return found
 

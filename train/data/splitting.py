@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 
-def exact(fraction: float) -> Fraction:
+def exact_fraction(fraction: float) -> Fraction:
     """The fraction that a float such as 0.02 or 0.3333 stands for."""
     return Fraction(fraction).limit_denominator(10_000)
 

@@ -26,7 +26,7 @@ def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, dict[str, Any
         there is no such column.
 
     Raises:
-      Exception: the file is damaged; use it within `train.data.decoding.readable`.
+      Exception: the file is damaged; use it within `train.data.decoding.readable_file`.
     """
     import pyarrow as pa
 

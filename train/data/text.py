@@ -27,11 +27,11 @@ from train.common.fields import GIVEN
 from train.common.files import read_record, write_record
 from train.data import corpus as reading
 from train.data.bounded import BoundedTokenizer, check_tokenizer
-from train.data.cache import again, cache_folder, cached
+from train.data.cache import cache_folder, cached_folder, make_again
 from train.data.corpus import Corpus
-from train.data.cutting import TextEncoder, cut
+from train.data.cutting import TextEncoder, cut_document
 from train.data.dataset import Batch, Dataset, Source, more_held_out
-from train.data.decoding import readable
+from train.data.decoding import readable_file
 from train.data.formats import TEXT
 from train.data.mixed_paths import named_paths, source_names, weighted_paths
 from train.data.special import (
@@ -47,10 +47,18 @@ from train.data.special import (
     special_tokens,
     text_encoder,
 )
-from train.data.splitting import exact
+from train.data.splitting import exact_fraction
 from train.data.token_files import FIELD, checked_ids, token_formats
-from train.data.tokenise import UNMARKED, Cut, Encode, begins_of, dtype, sequence, tokenise
-from train.data.workers import cores
+from train.data.tokenise import (
+    UNMARKED,
+    Cut,
+    Encode,
+    begins_of,
+    corpus_pieces,
+    token_dtype,
+    tokenise_corpus,
+)
+from train.data.workers import core_count
 
 if TYPE_CHECKING:
     from train.data.corpora import Corpora
@@ -168,9 +176,9 @@ class Data(Dataset):
         return self._corpora().report
 
     def _corpora(self) -> "Corpora":
-        from train.data.corpora import corpora  # its import takes seconds
+        from train.data.corpora import read_corpora  # its import takes seconds
 
-        return corpora(self)
+        return read_corpora(self)
 
     def shapes(self, model: Config, samples: int) -> Batch:
         inputs, targets = model.batch_shapes(samples)
@@ -228,7 +236,7 @@ def _encoding(data: Data) -> _Encoding:
         marks = around = DocumentFrame((), (0,))
         each, rule = "", ["tokens and begins", 0]
     else:
-        loaded = tokenizer(data.tokenizer)
+        loaded = load_tokenizer(data.tokenizer)
         known = [sha256(file) for file in _tokenizer_files(Path(data.tokenizer).expanduser())]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
         vocab = largest_vocab(loaded)
@@ -242,14 +250,14 @@ def _encoding(data: Data) -> _Encoding:
     return _Encoding(vocab, known, how, around, each, rule)
 
 
-def tokens(data: Data) -> Tokens:
+def read_tokens(data: Data) -> Tokens:
     """The tokens of a corpus, from the cache if it was tokenised before.
 
     Raises:
       UserError: the corpus or the tokenizer is missing, empty or unreadable.
     """
     corpus = _corpus(data)
-    held = exact(data.valid_fraction)
+    held = exact_fraction(data.valid_fraction)
     # The same tokens serve both kinds of attention.
     settings = {name: value for name, value in asdict(data).items() if name != "attend"}
     if isinstance(data.valid_path, dict):
@@ -263,12 +271,12 @@ def tokens(data: Data) -> Tokens:
         if _corpus(data).key != corpus.key:
             raise UserError(f"{data.path} changed while it was read; repeat the command")
 
-    folder = cached(cache_folder(data.cache, settings, key), make)
+    folder = cached_folder(cache_folder(data.cache, settings, key), make)
     name = folder / "about.json"
-    about = read_record(name, again(folder), ("train", "valid", "tokens", "begins", "read"))
-    with one_line(UserError, f"{name} is damaged; {again(folder)}"):
+    about = read_record(name, make_again(folder), ("train", "valid", "tokens", "begins", "read"))
+    with one_line(UserError, f"{name} is damaged; {make_again(folder)}"):
         train, valid = (
-            _mapped(folder, *part, dtype(vocab))
+            _mapped(folder, *part, token_dtype(vocab))
             for part in zip(("train", "valid"), about["tokens"], strict=True)
         )
         counts = zip(("train", "valid"), about.pop("begins"), strict=True)
@@ -346,7 +354,7 @@ def _mapped(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
     there = file.stat().st_size if file.exists() else 0
     if there != size:
         raise UserError(
-            f"the token file {file} is damaged: it has {there} bytes, not {size}; {again(folder)}"
+            f"the token file {file} is damaged: it has {there} bytes, not {size}; {make_again(folder)}"
         )
     return np.memmap(file, kind, "r") if size else np.zeros(0, kind)
 
@@ -363,7 +371,7 @@ def training_text(data: Data) -> Iterator[str]:
             f"data.source=tokens has no text; set data.source=text{more}, and data.path to a corpus of text"
         )
     for part in mixed_data(data).values():
-        for piece in sequence(_corpus(part), exact(data.valid_fraction)):
+        for piece in corpus_pieces(_corpus(part), exact_fraction(data.valid_fraction)):
             if not piece.held:
                 yield piece.text
 
@@ -454,15 +462,15 @@ def _every(held: Fraction) -> int | str:
 def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work: Path) -> None:
     """Write the tokens of both parts, and their description."""
     vocab = encoding.vocab
-    kind = dtype(vocab)
+    kind = token_dtype(vocab)
     if data.source == "tokens":
         encoder = partial(_checked_ids, vocab, data.tokenizer)
-        tokenise(corpus, lambda threads: encoder, kind, held, 1, work, marks=encoding.marks)
+        tokenise_corpus(corpus, lambda threads: encoder, kind, held, 1, work, marks=encoding.marks)
     else:
         # Bytes need no encoding, so more processes would not help.
-        workers = 1 if data.tokenizer == "bytes" else cores()
+        workers = 1 if data.tokenizer == "bytes" else core_count()
         encoder, cut = _encoder(data.tokenizer, data.bos)
-        tokenise(corpus, encoder, kind, held, workers, work, cut)
+        tokenise_corpus(corpus, encoder, kind, held, workers, work, cut)
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         apart = part.name == "valid" and isinstance(data.valid_path, dict)
@@ -490,7 +498,7 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
 # --- tokenizers ---
 
 
-def tokenizer(name: str) -> Any:
+def load_tokenizer(name: str) -> Any:
     """The `tokenizers.Tokenizer` of a name.
 
     Args:
@@ -506,7 +514,7 @@ def tokenizer(name: str) -> Any:
         return _byte_tokenizer()
     path = Path(name).expanduser()
     try:
-        with readable(path):
+        with readable_file(path):
             check_tokenizer(path, _tokenizer_files(path))
             if path.is_dir():
                 loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
@@ -521,7 +529,7 @@ def tokenizer(name: str) -> Any:
         raise UserError(
             f"no tokenizer at {path} ({error}): give a tokenizer.json, or a folder of vocab.json and merges.txt"
         ) from error
-    with readable(path, "download or copy the tokenizer again"):
+    with readable_file(path, "download or copy the tokenizer again"):
         if path.is_dir():
             set_up(loaded, path)
         else:
@@ -578,9 +586,9 @@ def tokenizer_of(folder: Path) -> Any:
       UserError: the folder has no tokenizer.
     """
     if (file := folder / "tokenizer.json").is_file():
-        return tokenizer(str(file))
+        return load_tokenizer(str(file))
     if (folder / "vocab.json").is_file():
-        return tokenizer(str(folder))
+        return load_tokenizer(str(folder))
     raise UserError(
         f"there is no tokenizer.json in {folder}, nor vocab.json and merges.txt; name a tokenizer with --tokenizer, or bytes"
     )
@@ -609,7 +617,7 @@ def _encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], En
     """
     if name == "bytes":
         return lambda threads: _bytes, iter
-    loaded = tokenizer(name)
+    loaded = load_tokenizer(name)
     around = document_frame(loaded, folder_of(name), bos)
     plain = text_encoder(loaded)
 
@@ -620,7 +628,7 @@ def _encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], En
         texts = started(threads)
         return lambda pieces, begins: (texts(pieces, begins), around)
 
-    return encoder, partial(cut, encoder=cache(started))
+    return encoder, partial(cut_document, encoder=cache(started))
 
 
 def _checked_ids(

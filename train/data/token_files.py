@@ -18,7 +18,7 @@ import numpy as np
 from jaxgrow.untrusted import open_regular
 from train.common.errors import UserError
 from train.data import formats
-from train.data.decoding import readable
+from train.data.decoding import readable_file
 from train.data.formats import Document, Formats, Reader
 
 FIELD = "input_ids"
@@ -42,7 +42,7 @@ def token_formats(kind: str) -> Formats:
 
 
 def _npy(path: Path, field: str) -> Iterator[Document]:
-    with readable(path, "save it again with numpy.save"):
+    with readable_file(path, "save it again with numpy.save"):
         open_regular(path.resolve()).close()
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
@@ -58,7 +58,7 @@ def _npy(path: Path, field: str) -> Iterator[Document]:
 
 
 def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
-    with readable(path):
+    with readable_file(path):
         open_regular(path.resolve()).close()
     size = path.stat().st_size
     start = 0
@@ -82,7 +82,7 @@ def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
 
 
 def _of_rows(path: Path, field: str) -> Iterator[Document]:
-    for where, record in formats.records(path, field):
+    for where, record in formats.table_records(path, field):
         if field not in record:
             raise UserError(
                 f"{where} has no field {field!r}, only {', '.join(record)[:200] or 'none'}; set data.field"

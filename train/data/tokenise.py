@@ -48,11 +48,11 @@ class Batch(NamedTuple):
     fresh: list[bool]  # whether it does not continue the piece before it in its part of the data
 
 
-def dtype(vocab: int) -> type:
+def token_dtype(vocab: int) -> type:
     return np.uint8 if vocab <= 1 << 8 else np.uint16 if vocab <= 1 << 16 else np.uint32
 
 
-def tokenise(
+def tokenise_corpus(
     corpus: Corpus,
     encoder: Callable[[int], Encode],
     kind: type,
@@ -83,7 +83,7 @@ def tokenise(
         opened.enter_context(bar)
         names = (*parts, *map(begins_of, parts))
         files = {name: opened.enter_context(open(work / name, "wb")) for name in names}
-        batches = _batches(sequence(corpus, held, cut))
+        batches = _batches(corpus_pieces(corpus, held, cut))
         for batch, ids, sizes in _encoded(batches, encoder, kind, workers):
             for name, held_part in zip(parts, (False, True), strict=True):
                 own = np.array(batch.held) == held_part
@@ -118,7 +118,7 @@ def _begins(
     return np.unique(np.concatenate(found)).astype(np.int64)
 
 
-def sequence(corpus: Corpus, held: Fraction, cut: Cut = iter) -> Iterator[Piece]:
+def corpus_pieces(corpus: Corpus, held: Fraction, cut: Cut = iter) -> Iterator[Piece]:
     """Yield the pieces of the training documents, and then those of the validation documents."""
     before = None
     for n, piece in enumerate(_marked(corpus.train, corpus.counts, cut), 1):

@@ -97,7 +97,7 @@ class Vocabulary(NamedTuple):
 BYTES = Vocabulary(256, 0xFF, frozenset({0x00, 0xC0, 0xC1, *range(0xF5, 0x100)}))
 
 
-def vocabulary(tokenizer: Any) -> Vocabulary:
+def masking_vocabulary(tokenizer: Any) -> Vocabulary:
     """The vocabulary of a `tokenizers.Tokenizer` that has a mask token.
 
     In WordPiece, ``##`` marks a token that continues a word; in byte-level BPE, ``Ġ`` marks a token

@@ -5,7 +5,7 @@ import os
 import threading
 
 
-def cores() -> int:
+def core_count() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

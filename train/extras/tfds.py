@@ -8,8 +8,8 @@ from typing import Any
 from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
 from train.data.corpus import VALIDATIONS, Corpus
-from train.data.decoding import json_object, readable
-from train.data.formats import Document, pieces
+from train.data.decoding import json_object, readable_file
+from train.data.formats import Document, cut_pieces
 from train.data.text import CORPORA, Data
 
 _INFO = "dataset_info.json"
@@ -35,7 +35,7 @@ def checked_info(folder: Path) -> None:
     """
     if not (folder / _INFO).exists():
         raise UserError(f"{folder / _INFO} is missing; {_OUT}")
-    with readable(folder / _INFO, _OUT):
+    with readable_file(folder / _INFO, _OUT):
         for name in (_INFO, _FEATURES):
             if (folder / name).exists():
                 checked_path(folder, name)
@@ -86,7 +86,7 @@ def tfds_corpus(data: Data) -> Corpus:
                 raise UserError(
                     f"feature {field!r} of {name} is not text, but {type(document).__name__}; set data.field"
                 )
-            yield pieces(document.decode("utf-8", errors="replace"))
+            yield cut_pieces(document.decode("utf-8", errors="replace"))
 
     split = next((s for s in VALIDATIONS if s in builder.info.splits), None)
     key = [
@@ -128,7 +128,7 @@ def dataset_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     import tensorflow_datasets as tfds
 
     split = path.name.partition(".")[0].rpartition("-")[2]
-    with readable(path, "prepare it again"):
+    with readable_file(path, "prepare it again"):
         checked_info(path.parent)
         rows: Any = tfds.builder_from_directory(path.parent).as_data_source(split)  # type: ignore[call-arg]
         for n, row in enumerate(rows):

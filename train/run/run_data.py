@@ -39,17 +39,19 @@ class RunData:
         order = self.order
         orders = [(part.seed, part.first) for part in order.parts.values()]
         self.source = training
-        self.training = batches.training(training, e.batch, order.seed, mine, order.first, orders)
+        self.training = batches.training_batches(
+            training, e.batch, order.seed, mine, order.first, orders
+        )
         more = {name: partial(e.data.more_validation, name) for name in validation}
         self.validation = {
-            name: batches.validation(source, e.batch, e.eval_batches, mine, more[name])
+            name: batches.validation_batches(source, e.batch, e.eval_batches, mine, more[name])
             for name, source in validation.items()
         }
         micro = e.batch // e.accumulate
         probes = max(phase.probes for phase in e.plan)
         first = next(iter(more.values()))
         self.probe = put(
-            batches.probe(validation, e.batch, e.eval_batches, micro, probes, few, first),
+            batches.probe_batches(validation, e.batch, e.eval_batches, micro, probes, few, first),
             mesh,
             dim=1,
         )

@@ -63,7 +63,7 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
         )
     home, _ = at_step(Path(folder).expanduser())
     beside = text.folder_of(tokenizer) if tokenizer else home
-    loaded = text.tokenizer(tokenizer) if tokenizer else text.tokenizer_of(home)
+    loaded = text.load_tokenizer(tokenizer) if tokenizer else text.tokenizer_of(home)
     fits(loaded, config)
     devices = (mesh or Mesh()).over(jax.devices())
     return TextModel(anywhere(config), source.shard(devices), loaded, devices, beside)

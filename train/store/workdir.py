@@ -473,8 +473,8 @@ class Workdir:
         tokenizer = getattr(data, "tokenizer", "none")
         if tokenizer != "none":
             with atomic_file(self.folder / "tokenizer.json") as part:
-                text.tokenizer(tokenizer).save(str(part))
-            special.copied(text.folder_of(tokenizer), self.folder)
+                text.load_tokenizer(tokenizer).save(str(part))
+            special.copy_special_files(text.folder_of(tokenizer), self.folder)
         write_inputs(self.folder, data, config)
 
     def _end(self, result: dict[str, Any], config: Config, data: Any) -> None:

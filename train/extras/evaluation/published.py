@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.data import formats
-from train.data.decoding import in_folder, read_regular, readable
+from train.data.decoding import in_folder, read_regular, readable_file
 from train.extras.evaluation.perplexity import files_matching
 from train.extras.tfds import dataset_records
 
@@ -83,7 +83,7 @@ def local_dataset(
     for copy in (folder / path, folder / Path(path).name):
         if copy.is_dir() and any(copy.iterdir()):
             files = sorted(file for file in copy.rglob("*") if file.is_file())
-            with readable(copy):
+            with readable_file(copy):
                 for file in files:
                     in_folder(copy, file)
                 _check_named(copy, datasets.load_dataset_builder(str(copy), name).config)
@@ -124,7 +124,7 @@ def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:
 
 
 def _read_records(published: PublishedDataset, file: Path) -> list[Record]:
-    with readable(file):
+    with readable_file(file):
         records = list(published.read(file))
     if not records:
         raise UserError(f"{file} has no records; download it again")
@@ -136,7 +136,7 @@ def _read_records(published: PublishedDataset, file: Path) -> list[Record]:
 
 def _records(file: Path) -> Iterator[tuple[str, Record]]:
     of_tfds = ".array_record" in file.name
-    return dataset_records(file) if of_tfds else formats.records(file)
+    return dataset_records(file) if of_tfds else formats.table_records(file)
 
 
 def _lambada(file: Path) -> Iterator[Record]:
@@ -164,7 +164,7 @@ def _piqa(file: Path) -> Iterator[Record]:
     answers = file.with_name(f"{file.name.partition('.')[0]}-labels.lst")
     labels = None
     if os.path.lexists(answers):
-        with readable(answers):
+        with readable_file(answers):
             labels = [*map(int, read_regular(in_folder(file.parent, answers)).split())]
     for i, (where, record) in enumerate(_records(file)):
         if labels is not None and i >= len(labels):

@@ -17,9 +17,9 @@ from jaxgrow.axes import Tree
 from jaxgrow.extras.models.generation import configs_by_length
 from jaxgrow.models import Config
 from train.data import formats
-from train.data.cutting import TextEncoder, cut
-from train.data.special import frame
-from train.data.windows import vocabulary
+from train.data.cutting import TextEncoder, cut_document
+from train.data.special import added_tokens
+from train.data.windows import masking_vocabulary
 from train.state.mesh import batch_devices, put, rows
 from train.state.pretrained import TextModel
 
@@ -54,7 +54,7 @@ class Scorer:
         self.progress = progress
         self.masked = model.config.masked > 0
         self.special = model.special
-        self.mask = vocabulary(model.tokenizer).mask_id if self.masked else None
+        self.mask = masking_vocabulary(model.tokenizer).mask_id if self.masked else None
 
     # --- requests ---
 
@@ -68,7 +68,7 @@ class Scorer:
         A long text is encoded in pieces, which have the same tokens as the whole text, so that the
         memory of the tokenizer is bounded.
         """
-        pieces = cut(formats.pieces(text), lambda: self._encoder)
+        pieces = cut_document(formats.cut_pieces(text), lambda: self._encoder)
         tokens = [self._encoder([piece], [i == 0])[0] for i, piece in enumerate(pieces)]
         return np.concatenate([np.zeros(0, np.uint32), *tokens])
 
@@ -89,7 +89,7 @@ class Scorer:
 
     def _around(self) -> tuple[list[int], list[int]]:
         """The tokens around the texts of a masked model."""
-        before, after = frame(self.model.tokenizer)
+        before, after = added_tokens(self.model.tokenizer)
         special = self.special
         return (
             before or ([] if special.begin is None else [special.begin]),

@@ -11,7 +11,7 @@ from train.data.text import name_of
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.evaluation.perplexity import files_of, is_text, text_perplexity
 from train.extras.evaluation.scoring import Scorer
-from train.extras.labelled.supervised import score
+from train.extras.labelled.supervised import score_model
 from train.extras.labelled.task import NAMES, Labelled
 from train.state.pretrained import config_of, opened
 from train.store.workdir import Workdir
@@ -75,7 +75,7 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> Json:
             length = int(min(length, convert_json(most, float | None) or length))
     read: Json = {"length": length} | {k: was[k] for k in ("length", "stride") if k in was}
     task = Labelled(name, str(where), tokenizer=tokenizer or name_of(home), **read)
-    scores = score(model, task)
+    scores = score_model(model, task)
     named = {}
     for split, of in scores.items():
         named |= {f"{metric}, {split}": value for metric, value in of.items()}

@@ -14,7 +14,7 @@ _MAGIC = 8  # the third byte of a file of unsigned bytes; the fourth one is the 
 _COMPRESSED = ("", ".gz", ".xz", ".zst")
 
 
-def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+def read_idx(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Read the images and the labels of a split.
 
     Args:

@@ -25,12 +25,19 @@ from jaxgrow.models import Config
 from jaxgrow.untrusted import file_limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
-from train.data.cache import again, cache_folder, cached
+from train.data.cache import cache_folder, cached_folder, make_again
 from train.data.dataset import Batch, Source, more_held_out
-from train.data.decoding import COMPRESSED, MAGIC, decompressed, in_folder, read_regular, readable
+from train.data.decoding import (
+    COMPRESSED,
+    MAGIC,
+    decompress_stream,
+    in_folder,
+    read_regular,
+    readable_file,
+)
 from train.data.mixed_paths import refuse_several
-from train.data.splitting import exact, held_out
-from train.data.workers import cores
+from train.data.splitting import exact_fraction, held_out
+from train.data.workers import core_count
 from train.extras.images import idx
 from train.extras.images.augment import Augment
 from train.extras.labelled.metrics import accuracy
@@ -110,7 +117,7 @@ class Images(Supervised):
 
     def prepared(self, model: Config) -> Prepared:
         self.check_modality(model)
-        split = images(self)
+        split = read_images(self)
 
         def scores(outputs: np.ndarray) -> dict[str, float]:
             labels = np.array([split.valid.label(i) for i in range(len(split.valid))])
@@ -131,7 +138,7 @@ class Images(Supervised):
 
     def sources(self, model: Config) -> tuple[Source, dict[str, Source]]:
         self.check_modality(model)
-        split = images(self)
+        split = read_images(self)
         sizes = model.integers()
         fits = {
             "pixels a side": (split.shape[0], sizes["image"]),
@@ -154,13 +161,13 @@ class Images(Supervised):
         return inputs, targets
 
     def more_validation(self, name: str = "") -> str:
-        return more_held_out(images(self).held, self.valid_fraction)
+        return more_held_out(read_images(self).held, self.valid_fraction)
 
     def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
-        from train.extras.images.processor import FILE, described
+        from train.extras.images.processor import FILE, processor_settings
 
         sizes = config.integers()
-        write_record(folder / FILE, described(self, sizes["image"], sizes["channels"]))
+        write_record(folder / FILE, processor_settings(self, sizes["image"], sizes["channels"]))
         return {}
 
 
@@ -197,8 +204,8 @@ class Pictures:
 
         image, label = self._at(i)
         if self.augment is None:
-            return pixels.normalised(
-                pixels.central(image, self.kept.size), *self.kept.normal
+            return pixels.normalised_pixels(
+                pixels.central_crop(image, self.kept.size), *self.kept.normal
             ), np.asarray(label, np.int32)
         other = (
             self._at(int(rng.integers(len(self))))
@@ -207,7 +214,7 @@ class Pictures:
         )
         size = self.kept.size
         classes = len(self.kept.classes)
-        return pixels.sample(
+        return pixels.augmented_sample(
             (image, label), other, self.augment, size, classes, rng, *self.kept.normal
         )
 
@@ -230,7 +237,7 @@ class Split:
     held: bool  # whether ``data.valid_fraction`` of the images are the validation images
 
 
-def images(data: Images) -> Split:
+def read_images(data: Images) -> Split:
     """The training images and the validation images.
 
     Raises:
@@ -255,7 +262,7 @@ def images(data: Images) -> Split:
     else:
         mine = np.arange(len(train.store))
         held = np.arange(len(valid.store))
-    workers = cores() if data.workers is None else data.workers
+    workers = core_count() if data.workers is None else data.workers
     name = data.name if data.source == "tfds" else Path(data.path or data.source).name
     return Split(
         Pictures(train, mine, data.augment, workers),
@@ -287,7 +294,7 @@ def _held_out(images: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """Divide the indices of the images of a source without a split into training and validation."""
     # Shuffle first, because the order of the file names may depend on the content.
     order = np.random.default_rng(0).permutation(images)
-    exactly = exact(fraction)
+    exactly = exact_fraction(fraction)
     held = np.sort([image for i, image in enumerate(order) if held_out(i, exactly)])
     return np.setdiff1d(np.arange(images), held), held
 
@@ -361,7 +368,9 @@ def _mapped(folder: Path) -> _Array:
             np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels")
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"the images in {folder} are damaged: {error}; {again(folder)}") from error
+        raise UserError(
+            f"the images in {folder} are damaged: {error}; {make_again(folder)}"
+        ) from error
     return _Array(pixels, labels)
 
 
@@ -378,8 +387,8 @@ def _kept(pixels: np.ndarray, labels: np.ndarray, classes: int, size: int | None
 def _idx(data: Images, split: str) -> _Kept:
     assert data.path is not None
     folder = Path(data.path).expanduser()
-    classes = 1 + max(int(idx.read(folder, name)[1].max()) for name in ("train", "valid"))
-    pixels, labels = idx.read(folder, split)
+    classes = 1 + max(int(idx.read_idx(folder, name)[1].max()) for name in ("train", "valid"))
+    pixels, labels = idx.read_idx(folder, split)
     if pixels.shape[1] != pixels.shape[2] and data.size is None:
         raise UserError(
             f"the images in {folder} have {pixels.shape[1]} x {pixels.shape[2]} pixels, which is not a "
@@ -401,7 +410,7 @@ def _folder(data: Images) -> _Kept:
     files = {path.name: path}
     if path.is_dir():
         files = {name: path / name for name, _ in _contents(path) if _is_image(name)}
-        with readable(path):
+        with readable_file(path):
             for file in files.values():
                 in_folder(path, file)
     identity = []
@@ -411,9 +420,11 @@ def _folder(data: Images) -> _Kept:
         identity.append((name, str(file.resolve()), about.st_size, about.st_mtime_ns))
     key = json.dumps(["names, splits, pixels of 8 bits", identity, data.size])
     folder = cache_folder(data.cache, [str(path.resolve()), data.size], key)
-    cached(folder, lambda work: _decode(path, data.size, work))
+    cached_folder(folder, lambda work: _decode(path, data.size, work))
     store = _mapped(folder)
-    about = read_record(folder / "about.json", again(folder), ("classes", "content", "trained"))
+    about = read_record(
+        folder / "about.json", make_again(folder), ("classes", "content", "trained")
+    )
     size, channels = store.pixels.shape[2:]
     split = None
     if about["trained"] < len(store):
@@ -430,7 +441,7 @@ def _is_image(name: str) -> bool:
 
 def _contents(path: Path, wanted: Container[str] = ()) -> Iterator[tuple[str, bytes]]:
     """The names of all files, with the bytes of the wanted files."""
-    with readable(path):
+    with readable_file(path):
         read = _in_folder if path.is_dir() else _in_zip if _is_zip(path) else _in_tar
         made = 0
         size = 0 if path.is_dir() else path.stat().st_size
@@ -470,7 +481,7 @@ def _in_tar(path: Path, wanted: Container[str]) -> Iterator[tuple[str, bytes]]:
     with open_regular(path.resolve()) as raw:
         head = raw.peek(8)  # type: ignore[attr-defined]
         kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
-        file: Any = raw if kind is None else decompressed(raw, COMPRESSED[kind], path)
+        file: Any = raw if kind is None else decompress_stream(raw, COMPRESSED[kind], path)
         before = -1
         with file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
@@ -595,7 +606,7 @@ def _decoded(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:
     """
     from PIL import Image, ImageOps
 
-    with readable(name, "replace or remove the image"), _opened(content) as opened:
+    with readable_file(name, "replace or remove the image"), _opened(content) as opened:
         gray = opened.mode in ("1", "L")
         image = opened.convert("RGB")
     if size is not None:
@@ -635,7 +646,7 @@ class _Records:
         return len(self.source)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        with readable(f"record {i} of tensorflow-datasets", "prepare the dataset again"):
+        with readable_file(f"record {i} of tensorflow-datasets", "prepare the dataset again"):
             record = self.source[i]
             image = _opened(record[self.image])
             image.load()

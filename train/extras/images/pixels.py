@@ -21,7 +21,7 @@ Rng: TypeAlias = np.random.Generator
 Picture: TypeAlias = tuple[Image.Image, int]  # (image, class)
 
 
-def normalised(
+def normalised_pixels(
     image: Image.Image, mean: Sequence[float] = (), std: Sequence[float] = ()
 ) -> np.ndarray:
     """Normalise an image, float32 [rows, columns, channels].
@@ -38,7 +38,7 @@ def normalised(
     return (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
 
 
-def central(image: Image.Image, size: int) -> Image.Image:
+def central_crop(image: Image.Image, size: int) -> Image.Image:
     """Crop a validation image to its central seven eighths, and resize it to ``size`` pixels a side.
 
     An image that already has this size is unchanged.
@@ -48,7 +48,7 @@ def central(image: Image.Image, size: int) -> Image.Image:
     return ImageOps.fit(image, (size, size), _CUBIC, bleed=1 / 16)
 
 
-def sample(
+def augmented_sample(
     one: Picture,
     other: Picture | None,
     augment: Augment,
@@ -67,20 +67,20 @@ def sample(
       size: pixels per side.
       classes: the number of classes.
       rng: source of all randomness.
-      mean: the mean of each channel (`normalised`).
-      std: the standard deviation of each channel (`normalised`).
+      mean: the mean of each channel (`normalised_pixels`).
+      std: the standard deviation of each channel (`normalised_pixels`).
     """
     x = changed(one[0], augment, size, rng, mean, std)
     if other is None and not augment.smoothing:
         return x, np.asarray(one[1], np.int32)
-    target = smooth(one[1], classes, augment.smoothing)
+    target = smooth_label(one[1], classes, augment.smoothing)
     if other is None:
         return x, target
-    share, x = mixed(x, changed(other[0], augment, size, rng, mean, std), augment, rng)
-    return x, share * target + (1 - share) * smooth(other[1], classes, augment.smoothing)
+    share, x = mixed_pixels(x, changed(other[0], augment, size, rng, mean, std), augment, rng)
+    return x, share * target + (1 - share) * smooth_label(other[1], classes, augment.smoothing)
 
 
-def smooth(label: int, classes: int, smoothing: float) -> np.ndarray:
+def smooth_label(label: int, classes: int, smoothing: float) -> np.ndarray:
     """Label smoothing: ``(1 - s) onehot + s / classes``."""
     target = np.full(classes, smoothing / classes, np.float32)
     target[label] += 1 - smoothing
@@ -104,7 +104,7 @@ def changed(
         if rng.random() < 0.5:
             level = float(np.clip(rng.normal(augment.magnitude, 0.5), 0, 10)) / 10
             image = OPERATIONS[names[i]](image, level * (1 if rng.random() < 0.5 else -1))
-    x = normalised(image, mean, std)
+    x = normalised_pixels(image, mean, std)
     return _erased(x, rng) if rng.random() < augment.erasing else x
 
 
@@ -140,7 +140,7 @@ def _cropped(image: Image.Image, crop: str, size: int, rng: Rng) -> Image.Image:
         if box is not None:
             top, left, height, width = box
             return image.resize((size, size), _CUBIC, (left, top, left + width, top + height))
-    image = central(image, size)
+    image = central_crop(image, size)
     if crop == "pad":
         pad = max(1, size // 8)
         left, top = rng.integers(2 * pad + 1, size=2)
@@ -157,7 +157,7 @@ def _erased(x: np.ndarray, rng: Rng) -> np.ndarray:
     return x
 
 
-def mixed(
+def mixed_pixels(
     one: np.ndarray, other: np.ndarray, augment: Augment, rng: Rng
 ) -> tuple[float, np.ndarray]:
     """Mix two images by mixup or CutMix: ``(share of one, mixture)``."""

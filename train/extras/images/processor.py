@@ -9,7 +9,7 @@ import numpy as np
 
 from train.common.errors import UserError
 from train.common.files import read_record
-from train.data.decoding import readable
+from train.data.decoding import readable_file
 from train.extras.images.images import Images
 
 FILE = "preprocessor_config.json"
@@ -22,7 +22,7 @@ class Normal(NamedTuple):
     std: tuple[float, ...]
 
 
-def usual(channels: int) -> Normal:
+def default_normal(channels: int) -> Normal:
     """The default normalisation: ImageNet's for colour, or from -1 to 1 for gray."""
     if channels == 1:
         return Normal((0.5,), (0.5,))
@@ -31,14 +31,14 @@ def usual(channels: int) -> Normal:
     return Normal(tuple(map(float, MEAN)), tuple(map(float, STD)))
 
 
-def described(data: Images, size: int, channels: int) -> dict[str, Any]:
+def processor_settings(data: Images, size: int, channels: int) -> dict[str, Any]:
     """The content of the file for a model that was validated on images of ``size`` pixels per side.
 
     `transformers` converts each image to colour, so a gray image has three equal channels. Square
     images are processed as in validation. For other images, `transformers` rounds the longer side
     to an integer number of pixels before it crops the image.
     """
-    own = Normal(data.mean, data.std) if data.mean else usual(channels)
+    own = Normal(data.mean, data.std) if data.mean else default_normal(channels)
     mean, std = (list(part) * (3 // len(part)) for part in own)
     shorter = round(size * 8 / 7) if data.source == "tfds" and data.size is not None else size
     return {
@@ -64,10 +64,10 @@ def normal_in(folder: Path) -> Normal | None:
     file = folder / FILE
     config = folder / "config.json"
     if os.path.lexists(file):
-        with readable(file, "download it again"):
+        with readable_file(file, "download it again"):
             return _read(file)
     if (folder / "result.json").is_file() and os.path.lexists(config):
-        with readable(config, "restore it from a backup"):
+        with readable_file(config, "restore it from a backup"):
             about = read_record(config, "restore it from a backup")
             was = about.get("data", {}).get("Images", {})
             if "mean" in was and "std" in was:
@@ -100,7 +100,7 @@ def _read(file: Path) -> Normal | None:
             f"{file}: image_mean {mean} and image_std {std} must have the same length, 1 or 3, "
             "and finite numbers, and image_std must be positive"
         )
-    known = usual(len(mean))
+    known = default_normal(len(mean))
     return (
         None if np.allclose(mean, known.mean) and np.allclose(std, known.std) else Normal(mean, std)
     )

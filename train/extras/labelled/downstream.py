@@ -15,7 +15,7 @@ from train.common.errors import UserError
 from train.config.experiment import Experiment, check_experiment, settings_errors
 from train.data.text import name_of
 from train.extras.adapting import loaded
-from train.extras.images.images import Images, images
+from train.extras.images.images import Images, read_images
 from train.extras.images.processor import normal_in
 from train.extras.labelled.supervised import Prepared
 from train.extras.labelled.task import Labelled
@@ -167,7 +167,7 @@ class FineTuning:
 def _as_before(data: Images, folder: Path, config: Config) -> Images:
     """Return the images with the channels and the normalisation of the training of the model."""
     channels = config.integers()["channels"]
-    if images(data).shape[2] != channels:
+    if read_images(data).shape[2] != channels:
         data = replace(data, channels=channels)
     normal = normal_in(folder)
     return data if data.mean or normal is None else replace(data, mean=normal.mean, std=normal.std)

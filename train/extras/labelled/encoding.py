@@ -19,11 +19,11 @@ from train.data.special import (
     special_tokens,
     text_encoder,
 )
-from train.data.special import frame as added_tokens
-from train.data.text import folder_of, tokenizer
-from train.data.tokenise import dtype
+from train.data.special import added_tokens as added_tokens
+from train.data.text import folder_of, load_tokenizer
+from train.data.tokenise import token_dtype
 from train.data.windows import BYTES
-from train.data.workers import cores
+from train.data.workers import core_count
 
 _PIECE = 4  # bytes per word piece in English text
 _CHUNK = 4096  # texts that are tokenised in one call
@@ -83,9 +83,9 @@ class Encoder:
         self._texts: Any = None
         self._folder = folder_of(name)
         if name != "bytes":
-            self._loaded = tokenizer(name)
+            self._loaded = load_tokenizer(name)
             self.vocab = largest_vocab(self._loaded)
-            self._texts = BoundedTokenizer(text_encoder(self._loaded), name, cores())
+            self._texts = BoundedTokenizer(text_encoder(self._loaded), name, core_count())
             self.identity = _identity(Path(name).expanduser())
         vocab = model.integers()["vocab"]
         if self.vocab > vocab:
@@ -93,7 +93,7 @@ class Encoder:
                 f"the largest id of the tokenizer is {self.vocab - 1}, but model.vocab is {vocab}; "
                 f"raise model.vocab to {self.vocab}"
             )
-        self.dtype = dtype(self.vocab)
+        self.dtype = token_dtype(self.vocab)
         # A RoBERTa derives positions from its own padding token, independent of the tokenizer.
         self.own_pad = not model.causal and model.first_position > 0
         frame = self._of_a_decoder() if model.causal else self._of_an_encoder()
@@ -175,7 +175,7 @@ def _byte_spans(text: str) -> np.ndarray:
     return np.stack([begin, begin + 1], 1)
 
 
-def truncated(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+def pair_lengths(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """The number of tokens to keep of each text of each pair, int [N] for first and second texts.
 
     First, the longer text is shortened to at most the length of the shorter text; if this is not
@@ -205,7 +205,7 @@ class Texts:
         return len(self.second)
 
 
-def framed(
+def frame_texts(
     frame: Frame, first: Sequence[np.ndarray], second: Sequence[np.ndarray] | None, kind: type
 ) -> Texts:
     """Put texts or pairs of texts, which must fit, into their frame; ``kind`` is the dtype."""

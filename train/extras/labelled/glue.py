@@ -12,7 +12,7 @@ import numpy as np
 
 from train.common.errors import UserError
 from train.data import formats
-from train.extras.labelled.metrics import accuracy, f1, matthews, pearson, spearman
+from train.extras.labelled.metrics import accuracy, f1_score, matthews, pearson, spearman
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 _NO_NAMES_IN_COLA = (
@@ -53,10 +53,10 @@ class Glue:
             if isinstance(label, str):
                 return self.spelled.index(label) if label in self.spelled else None
             return label if 0 <= label < len(self.labels) else None
-        return number(label)
+        return label_number(label)
 
 
-def number(label: str | float) -> float | None:
+def label_number(label: str | float) -> float | None:
     """The finite number that a label stands for; None if there is none.
 
     Labels are stored in float32, in which a larger number would become infinite.
@@ -83,7 +83,7 @@ class Rows(NamedTuple):
 
 _PAIR = ("sentence1", "sentence2")
 _ACCURACY: Mapping[str, Metric] = {"accuracy": accuracy}
-_BOTH: Mapping[str, Metric] = {"accuracy": accuracy, "f1": f1}
+_BOTH: Mapping[str, Metric] = {"accuracy": accuracy, "f1": f1_score}
 _ENTAILED = ("entailment", "not_entailment")
 
 TASKS: dict[str, Glue] = {
@@ -148,11 +148,14 @@ def glue_rows(task: Glue, path: Path) -> dict[str, Rows]:
         line and the value.
     """
     return {
-        split: rows_of(task, file) for split, file in located(task.files, path, task.title).items()
+        split: rows_of(task, file)
+        for split, file in published_files(task.files, path, task.title).items()
     }
 
 
-def located(publications: Sequence[Mapping[str, str]], path: Path, title: str) -> dict[str, Path]:
+def published_files(
+    publications: Sequence[Mapping[str, str]], path: Path, title: str
+) -> dict[str, Path]:
     """The files of the first complete publication in ``path`` or ``path/title``, compressed or not.
 
     Raises:

@@ -13,7 +13,7 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(predictions == labels))
 
 
-def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
+def f1_score(predictions: np.ndarray, labels: np.ndarray) -> float:
     """The harmonic mean of precision and recall of class 1; 0 without true positives."""
     correct = int(np.sum((predictions == 1) & (labels == 1)))
     predicted = int(np.sum(predictions == 1))
@@ -24,7 +24,7 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """The mean F1 score over all classes that occur in the predictions or the labels."""
     present = np.union1d(predictions, labels)
-    return float(np.mean([f1(predictions == name, labels == name) for name in present]))
+    return float(np.mean([f1_score(predictions == name, labels == name) for name in present]))
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -56,17 +56,17 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(answer: str) -> str:
+def normalised_answer(answer: str) -> str:
     """Convert to lower case and remove ASCII punctuation, articles and extra white space."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, golds: Iterable[str]) -> float:
-    """1 if the answer equals one of the given answers, else 0; all are `normalised`.
+    """1 if the answer equals one of the given answers, else 0; all are `normalised_answer`.
 
     If there are no given answers, the correct answer is "".
     """
-    return float(normalised(answer) in {normalised(gold) for gold in _known(golds)})
+    return float(normalised_answer(answer) in {normalised_answer(gold) for gold in _known(golds)})
 
 
 def answer_f1(answer: str, golds: Iterable[str]) -> float:
@@ -76,13 +76,14 @@ def answer_f1(answer: str, golds: Iterable[str]) -> float:
     If one of two answers is empty, it is 1 if both are empty, else 0.
     """
     return max(
-        _words_f1(normalised(answer).split(), normalised(gold).split()) for gold in _known(golds)
+        _words_f1(normalised_answer(answer).split(), normalised_answer(gold).split())
+        for gold in _known(golds)
     )
 
 
 def _known(golds: Iterable[str]) -> list[str]:
     """The given answers that have a word, or [""] if there is none."""
-    return [gold for gold in golds if normalised(gold)] or [""]
+    return [gold for gold in golds if normalised_answer(gold)] or [""]
 
 
 def _words_f1(predicted: list[str], gold: list[str]) -> float:

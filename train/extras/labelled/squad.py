@@ -15,8 +15,8 @@ import numpy as np
 
 from train.common.errors import UserError
 from train.data import formats
-from train.extras.labelled.encoding import Encoder, Texts, framed
-from train.extras.labelled.glue import located
+from train.extras.labelled.encoding import Encoder, Texts, frame_texts
+from train.extras.labelled.glue import published_files
 from train.extras.labelled.metrics import answer_f1, exact_match
 
 # The maximum numbers of tokens. If the tokens are bytes, they are four times as large
@@ -66,7 +66,7 @@ def squad_questions(task: Squad, path: Path) -> dict[str, list[Question]]:
       UserError: files are missing, or are not files of SQuAD; the message names the file and the
         question.
     """
-    files = located(task.files, path, "squad")
+    files = published_files(task.files, path, "squad")
     articles = {split: _articles(file) for split, file in files.items()}
     if "dev" not in articles:
         every = articles["train"]
@@ -139,7 +139,9 @@ class Windows:
     spans: list[np.ndarray]
 
 
-def windows(questions: list[Question], encoder: Encoder, length: int, stride: int) -> Windows:
+def question_windows(
+    questions: list[Question], encoder: Encoder, length: int, stride: int
+) -> Windows:
     """Split each context into windows of ``length`` tokens, which include the question.
 
     Windows begin ``stride`` tokens of the context apart, or less if tokens between two windows
@@ -174,7 +176,7 @@ def windows(questions: list[Question], encoder: Encoder, length: int, stride: in
             whose.append(i)
             skipped.append(begin)
     return Windows(
-        framed(encoder.frame, first, second, encoder.dtype),
+        frame_texts(encoder.frame, first, second, encoder.dtype),
         np.array(targets, np.int32),
         np.array(whose, np.int32),
         np.array(skipped, np.int32),
@@ -274,7 +276,7 @@ def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.nd
     return score, span + (windows.skipped[some, None] - first)
 
 
-def thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
+def answer_thresholds(questions: list[Question], found: Answers) -> dict[str, float]:
     """Find the best scores of version 2 over all thresholds of `Answers.at`.
 
     The method is the same as in the official script.
@@ -312,13 +314,13 @@ def _scores(
     return np.array([metric(text, q.answers) for text, q in zip(texts, questions, strict=True)])
 
 
-def metrics(task: Squad) -> tuple[str, ...]:
+def squad_metrics(task: Squad) -> tuple[str, ...]:
     """The names of the metrics of a task, the main one first."""
     names = ("f1", "exact_match")
     return names + (("best_f1", "best_exact_match") if task.unanswerable else ())
 
 
-def score(task: Squad, questions: list[Question], predicted: list[str]) -> dict[str, float]:
+def score_answers(task: Squad, questions: list[Question], predicted: list[str]) -> dict[str, float]:
     """F1 and exact match, means over questions, from 0 to 1.
 
     Version 2 also has both for the questions with and without an answer, if there are any.

@@ -112,10 +112,10 @@ class Supervised(Dataset):
         """The metrics on the split that is used for validation during the training."""
         prepared = self.prepared(config)
         name, examples = next(iter(prepared.valid.items()))
-        return prepared.score(name, outputs(config, params, examples, mesh))
+        return prepared.score(name, model_outputs(config, params, examples, mesh))
 
 
-def score(folder: Path, data: Supervised) -> dict[str, dict[str, float]]:
+def score_model(folder: Path, data: Supervised) -> dict[str, dict[str, float]]:
     """Evaluate the model in ``folder``: split -> metric -> value, the main metric first.
 
     Raises:
@@ -142,13 +142,13 @@ def score(folder: Path, data: Supervised) -> dict[str, dict[str, float]]:
     params = source.shard(mesh)
 
     def ordered(examples: Source) -> np.ndarray:
-        found = outputs(config, params, examples, mesh)
+        found = model_outputs(config, params, examples, mesh)
         return found if columns is None else found[:, columns]
 
     return {name: wanted.score(name, ordered(examples)) for name, examples in wanted.valid.items()}
 
 
-def outputs(
+def model_outputs(
     config: Config, params: Params, examples: Source, mesh: jax.sharding.Mesh
 ) -> np.ndarray:
     """The outputs for all examples, in order.

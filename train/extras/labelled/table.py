@@ -16,9 +16,9 @@ import numpy as np
 
 from train.common.errors import UserError
 from train.data import formats
-from train.data.corpus import shards, splits
-from train.data.decoding import in_folder, json_object, readable
-from train.data.splitting import exact, held_out
+from train.data.corpus import dataset_shards, dataset_splits
+from train.data.decoding import in_folder, json_object, readable_file
+from train.data.splitting import exact_fraction, held_out
 from train.extras.labelled.glue import Columns, Glue, Rows
 from train.extras.labelled.metrics import accuracy, macro_f1, pearson, spearman
 
@@ -63,20 +63,20 @@ class Row(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def read(spec: Spec) -> tuple[dict[str, Rows], Glue]:
+def read_table(spec: Spec) -> tuple[dict[str, Rows], Glue]:
     """Read the training and the validation rows, and describe them as a task.
 
     Raises:
       UserError: a file, a column or a label is missing or is something else; the message names the
         file and the row.
     """
-    parts = {split: list(rows(path)) for split, path in _files(spec).items()}
+    parts = {split: list(file_rows(path)) for split, path in _files(spec).items()}
     labels = () if spec.number else spec.labels or _names(parts["train"], spec)
     title = spec.path.name
     metrics = OF_NUMBERS if spec.number else OF_CLASSES
     about = Glue(title, labels, Columns(spec.texts, spec.label), metrics, spelled=labels)
     found = {
-        split: Rows(texts(part, spec.texts), _targets(part, spec, about))
+        split: Rows(column_texts(part, spec.texts), _targets(part, spec, about))
         for split, part in parts.items()
     }
     if len(found) == 1:
@@ -84,7 +84,7 @@ def read(spec: Spec) -> tuple[dict[str, Rows], Glue]:
     return found, about
 
 
-def rows(path: Path) -> Iterator[Row]:
+def file_rows(path: Path) -> Iterator[Row]:
     """The rows of one file, or of a folder that `datasets` saved.
 
     Class numbers of `datasets` are converted to class names.
@@ -94,7 +94,7 @@ def rows(path: Path) -> Iterator[Row]:
     """
     if not path.exists():
         raise UserError(f"the file {path} does not exist; name an existing table")
-    if arrows := shards(path) if path.is_dir() else []:
+    if arrows := dataset_shards(path) if path.is_dir() else []:
         yield from _saved(path, arrows)
         return
     kind = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
@@ -102,12 +102,12 @@ def rows(path: Path) -> Iterator[Row]:
         raise UserError(
             f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved"
         )
-    yield from (Row(*record) for record in formats.records(path, strict=True))
+    yield from (Row(*record) for record in formats.table_records(path, strict=True))
 
 
 def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
     info = folder / "dataset_info.json"
-    with readable(info, "save the dataset again"):
+    with readable_file(info, "save the dataset again"):
         features = json_object(in_folder(folder, info), "save the dataset again").get("features")
         names = {
             key: [*of["names"]]
@@ -116,7 +116,7 @@ def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
         }
     number = 0
     for file in arrows:
-        for _, row in formats.records(file):
+        for _, row in formats.table_records(file):
             number += 1
             yield Row(
                 f"{folder}, row {number}",
@@ -129,7 +129,7 @@ def _class(value: Any, names: Sequence[str]) -> Any:
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
-def texts(
+def column_texts(
     part: Sequence[Row], columns: Sequence[str], advice: str = "set data.text"
 ) -> tuple[list[str], ...]:
     """The texts of all rows, for each column.
@@ -165,7 +165,7 @@ def _cell(row: Row, column: str, advice: str) -> Any:
     return row.fields[column]
 
 
-def label(row: Row, column: str) -> str | None:
+def row_label(row: Row, column: str) -> str | None:
     """The label of a row as text; None if it has no label."""
     value = _cell(row, column, "set data.label")
     if isinstance(value, bool):
@@ -175,7 +175,7 @@ def label(row: Row, column: str) -> str | None:
 
 
 def _label(row: Row, column: str) -> str:
-    found = label(row, column)
+    found = row_label(row, column)
     if found is None:
         raise UserError(
             f"{row.where} has no label in column {column!r}; delete the row (train.predict labels such rows)"
@@ -217,7 +217,7 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
     """Hold out rows of a fixed shuffle, because a file may be sorted by label."""
     count = len(every.labels)
     order = np.random.default_rng(0).permutation(count)
-    exactly = exact(fraction)
+    exactly = exact_fraction(fraction)
     held = np.sort([row for i, row in enumerate(order) if held_out(i, exactly)])
     mine = np.setdiff1d(np.arange(count), held)
     if not len(mine):
@@ -238,9 +238,9 @@ def _files(spec: Spec) -> dict[str, Path]:
         raise UserError(
             f"the file or folder {path} does not exist; data.path names the labelled rows"
         )
-    if not path.is_dir() or shards(path):
+    if not path.is_dir() or dataset_shards(path):
         return {"train": path} | named
-    several = {name: path / name for name in splits(path)} or _by_split(path)
+    several = {name: path / name for name in dataset_splits(path)} or _by_split(path)
     if "train" not in several:
         there = ", ".join(sorted(f.name for f in path.iterdir()))[:200] or "nothing"
         raise UserError(

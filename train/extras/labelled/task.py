@@ -18,7 +18,7 @@ from train.data.dataset import Batch
 from train.data.mixed_paths import refuse_several
 from train.data.text import write_tokenizer
 from train.extras.labelled import glue, squad, table
-from train.extras.labelled.encoding import Encoder, Examples, Texts, framed, truncated
+from train.extras.labelled.encoding import Encoder, Examples, Texts, frame_texts, pair_lengths
 from train.extras.labelled.hf_tokenizer import write_framing
 from train.extras.labelled.supervised import Prepared, Score, Supervised
 
@@ -171,7 +171,7 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
 def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
     """The rows of all splits, and the task."""
     if data.task == TABLE:
-        return table.read(table_spec(data))
+        return table.read_table(table_spec(data))
     about = glue.TASKS[data.task]
     return glue.glue_rows(about, _folder(data)), about
 
@@ -193,12 +193,12 @@ def _texts(rows: glue.Rows, encoder: Encoder, length: int) -> Texts:
     room = encoder.frame.room(len(rows.texts), length)
     first, *others = map(encoder.tokens, rows.texts)
     if not others:
-        return framed(encoder.frame, [a[:room] for a in first], None, encoder.dtype)
+        return frame_texts(encoder.frame, [a[:room] for a in first], None, encoder.dtype)
     second = others[0]
-    sizes = truncated(np.array(list(map(len, first))), np.array(list(map(len, second))), room)
+    sizes = pair_lengths(np.array(list(map(len, first))), np.array(list(map(len, second))), room)
     a = [tokens[:n] for tokens, n in zip(first, sizes[0], strict=True)]
     b = [tokens[:n] for tokens, n in zip(second, sizes[1], strict=True)]
-    return framed(encoder.frame, a, b, encoder.dtype)
+    return frame_texts(encoder.frame, a, b, encoder.dtype)
 
 
 def _glue_scores(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
@@ -213,7 +213,7 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
         questions["train"][i] for i in _few(len(questions["train"]), data.examples)
     ]
     read = {
-        split: squad.windows(part, encoder, data.length, data.stride)
+        split: squad.question_windows(part, encoder, data.length, data.stride)
         for split, part in questions.items()
     }
     examples = {
@@ -223,11 +223,11 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     def squad_scores(split: str, outputs: np.ndarray) -> dict[str, float]:
         found = squad.best_answers(read[split], questions[split], outputs)
         answers = found.at(0.0 if about.unanswerable else None)
-        more = squad.thresholds(questions[split], found) if about.unanswerable else {}
-        return squad.score(about, questions[split], answers) | more
+        more = squad.answer_thresholds(questions[split], found) if about.unanswerable else {}
+        return squad.score_answers(about, questions[split], answers) | more
 
     scores = {split: partial(squad_scores, split) for split in read}
-    return _prepared(data, encoder, examples, scores, squad.metrics(about), "spans", 2, ())
+    return _prepared(data, encoder, examples, scores, squad.squad_metrics(about), "spans", 2, ())
 
 
 def _folder(data: Labelled) -> Path:

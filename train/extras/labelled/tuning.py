@@ -10,7 +10,7 @@ from train.common.errors import Diverged, UserError
 from train.common.output import say
 from train.config.experiment import print_warnings
 from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.supervised import score
+from train.extras.labelled.supervised import score_model
 from train.run.trainer import run_experiment
 from train.store.workdir import Workdir
 
@@ -50,7 +50,7 @@ def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path)
     run_experiment(experiment, folder)
     kept = Workdir(folder)
     if (scores := kept.scores) is None:
-        scores = score(folder, experiment.data)  # type: ignore[arg-type]
+        scores = score_model(folder, experiment.data)  # type: ignore[arg-type]
         kept.keep_scores(scores)
     return scores
 
