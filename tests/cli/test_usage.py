@@ -8,7 +8,7 @@ import pytest
 
 from jaxgrow.checkpoints import save
 from jaxgrow.cli import methods
-from jaxgrow.cli.arguments import described_methods
+from jaxgrow.cli.arguments import COMMANDS, described_methods
 from jaxgrow.cli.program import main
 from jaxgrow.extras.integrations.formats import FORMATS
 from jaxgrow.extras.integrations.torch_optimizer import POLICIES
@@ -21,7 +21,9 @@ sys.argv[1:] = sys.argv[1].split()
 try:
     jaxgrow_command.main()
 finally:
-    print(sorted({"jax", "flax", "orbax", "numpy", "rich"} & sys.modules.keys()), file=sys.stderr)
+    heavy = {"jax", "flax", "orbax", "numpy", "rich"} & sys.modules.keys()
+    extras = {name for name in sys.modules if name.startswith("jaxgrow.extras.")}
+    print(sorted(heavy | extras), file=sys.stderr)
 """
 
 
@@ -29,7 +31,7 @@ finally:
     ("arguments", "status"),
     [("--help", 0), ("--version", 0), ("grow --help", 0), ("grow a b --method nope", 2), ("x", 2)],
 )
-def test_help_and_usage_errors_do_not_import_jax(arguments, status):
+def test_help_and_usage_errors_import_neither_jax_nor_extras(arguments, status):
     done = subprocess.run([sys.executable, "-c", CODE, arguments], capture_output=True, text=True)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (status, "[]")
 
@@ -80,3 +82,13 @@ def test_the_table_for_the_arguments_comes_from_the_registries():
     assert tuple(EXPERTS) == methods.EXPERTS
     assert tuple(sorted(FORMATS)) == methods.FORMATS
     assert methods.OPTIMIZER_POLICIES == POLICIES
+
+
+def test_a_command_of_an_extra_has_the_help_of_the_table(capsys):
+    """Its module is imported if the command is among the words, and does not wait for JAX."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, "prune --help"], capture_output=True, text=True
+    )
+    found = done.stderr.splitlines()[-1]
+    assert "jaxgrow.extras.commands.arguments" in found and "'jax'" not in found
+    assert " ".join(COMMANDS.describe("prune").split()) in " ".join(done.stdout.split())
