@@ -75,7 +75,7 @@ def _apply(maps: Maps, file: Path, model: Path, out: Path) -> None:
     except ValueError as error:
         raise UserError(f"the maps of {file} do not fit {model}: {error}") from error
     # The maps determine only the sizes. Other settings, such as eps, are those of the model.
-    orbax.export(out, config.with_sizes(differing(maps.small, maps.large)), grown)
+    orbax.export_model(out, config.with_sizes(differing(maps.small, maps.large)), grown)
     for tokenizer in tokenizers:
         copy_file(tokenizer, out / tokenizer.name)
     special.copy_special_files(model, out)

@@ -6,8 +6,9 @@ from . import io as io
 from . import orbax as orbax
 from . import source as source
 from .changed import Cast, Noisy
-from .hf.base import Family, TensorLayout
+from .hf.base import Family
 from .hf.registry import FAMILIES
+from .hf.tensor_layout import TensorLayout
 from .hf.upcycled import Upcycled
 from .io.files import CheckpointError
 from .opening import load, open_checkpoint

@@ -5,7 +5,7 @@ import numpy as np
 
 from jaxgrow.axes.names import axis_of, is_layers
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.source import Leaf, Source, flat, nested
+from jaxgrow.checkpoints.source import Leaf, Source, leaves_by_path, tree_from_paths
 from jaxgrow.growth.maps import Maps
 from jaxgrow.growth.symmetry import break_symmetry
 
@@ -77,8 +77,10 @@ class Noisy(Source):
         )
         # The noise depends on the path, so every layer gets different noise.
         where = path if layer is None else f"{path}/{layer}"
-        noisy = break_symmetry(nested({where: x}), axes=nested({where: names}), **self._noise)
-        return np.asarray(flat(noisy)[where])
+        noisy = break_symmetry(
+            tree_from_paths({where: x}), axes=tree_from_paths({where: names}), **self._noise
+        )
+        return np.asarray(leaves_by_path(noisy)[where])
 
     def origin(self, path: str, layer: int | None) -> None:
         return None

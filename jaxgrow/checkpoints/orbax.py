@@ -45,8 +45,8 @@ from jaxgrow.checkpoints.source import (
     Loaded,
     Source,
     check_sizes,
-    flat,
-    nested,
+    leaves_by_path,
+    tree_from_paths,
 )
 from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, partition_spec
@@ -54,13 +54,12 @@ from jaxgrow.signals import defer_signals
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import checked_path, checked_tree
 
-_AT_ONCE = 2**28  # bytes
 CHECKPOINTS = "checkpoints"  # the folder with the checkpoints of a run
 _EXPORTING = ".exporting-"  # the prefix of working folders, which end in random digits
 
 
 class Orbax(Loaded, Checkpoint):
-    """The checkpoint in a folder that `write_orbax` or `export` wrote.
+    """The checkpoint in a folder that `write_orbax` or `export_model` wrote.
 
     Args:
       folder: the folder.
@@ -162,34 +161,9 @@ class Orbax(Loaded, Checkpoint):
             return
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), self._shapes)
         with self._reading():
-            params = self._stored(like, _alone())
-        self._arrays = flat(params)
+            params = self._stored(like, _alone_context())
+        self._arrays = leaves_by_path(params)
         self._loaded = True
-
-    def _read_in_parts(self) -> Iterator[dict[str, np.ndarray]]:
-        """Read all leaves in parts, so that the host does not have to hold the complete model.
-
-        A part is one leaf, or several leaves of at most `_AT_ONCE` bytes together. Leaves are read
-        together because each read by Orbax takes about 20 ms, also of a small leaf.
-        """
-        part: dict[str, np.ndarray] = {}
-        for path, leaf in self.leaves.items():
-            like = np.empty(leaf.shape, leaf.dtype)
-            if part and sum(x.nbytes for x in part.values()) + like.nbytes > _AT_ONCE:
-                yield self._some(part)
-                part = {}
-            part[path] = like
-        yield self._some(part)
-
-    def _some(self, part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Read some of the leaves, in the order of ``part``."""
-        if self._loaded:
-            return {path: self._arrays[path] for path in part}
-        context = _alone()
-        context.pytree.loading.partial_load = True
-        with self._reading():
-            found = flat(self._stored(nested(part), context))
-        return {path: found[path] for path in part}
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
         """Read all parameters onto a mesh, as `Source.shard`. Every process has to call it."""
@@ -199,8 +173,17 @@ class Orbax(Loaded, Checkpoint):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         with self._reading():
-            like = nested({path: sharded(leaf) for path, leaf in self.leaves.items()})
+            like = tree_from_paths({path: sharded(leaf) for path, leaf in self.leaves.items()})
             return self._stored(like, ocp.Context())
+
+    def _read_alone(self, path: str) -> np.ndarray:
+        """Read one leaf."""
+        leaf = self.leaves[path]
+        context = _alone_context()
+        context.pytree.loading.partial_load = True
+        with self._reading():
+            like = tree_from_paths({path: np.empty(leaf.shape, leaf.dtype)})
+            return leaves_by_path(self._stored(like, context))[path]
 
     def fingerprint(self) -> str:
         """Return the hash, as `Checkpoint.fingerprint`.
@@ -208,11 +191,12 @@ class Orbax(Loaded, Checkpoint):
         In a run of several processes, every process has to call it.
         """
         digest = hashlib.sha256()
-        for part in self._read_in_parts():
-            for path, leaf in part.items():
-                numbers = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
-                digest.update(f"{path} {leaf.dtype} {leaf.shape}\n".encode())
-                digest.update(numbers[:2048].tobytes() + numbers[-2048:].tobytes())
+        for path, leaf in self.leaves.items():
+            # One leaf at a time, because the host may not be able to hold the complete model.
+            x = self._arrays[path] if self._loaded else self._read_alone(path)
+            numbers = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+            digest.update(f"{path} {leaf.dtype} {leaf.shape}\n".encode())
+            digest.update(numbers[:2048].tobytes() + numbers[-2048:].tobytes())
         return digest.hexdigest()
 
     def place(self, path: str) -> str:
@@ -240,7 +224,7 @@ class RunCheckpoint(Orbax):
         self.folder = folder
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._handed_over()
-        self._at = _chosen(folder, step)
+        self._at = _intact_checkpoint(folder, step)
         stored = 100 * checked_tree(self._at, folder)
         with self._reading():
             metadata: Any = ocp.checkpointables_metadata(str(self._at))
@@ -285,10 +269,10 @@ def is_of_run(folder: Path) -> bool:
         known = {"name", "model", "data"} <= read_json(inside(folder, "config.json")).keys()
     except CheckpointError:
         return False
-    return known and any(_saved(folder))
+    return known and any(_saved_checkpoints(folder))
 
 
-def _saved(folder: Path) -> list[Path]:
+def _saved_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run that were saved completely, the newest one first."""
     found = [
         path
@@ -299,29 +283,23 @@ def _saved(folder: Path) -> list[Path]:
     return sorted(complete, key=lambda path: int(path.name), reverse=True)
 
 
-def _chosen(folder: Path, step: int | None) -> Path:
+def _intact_checkpoint(folder: Path, step: int | None) -> Path:
     """Return the checkpoint of a step, or the newest one that is intact."""
-    wrong = []
-    saved = _saved(folder)
-    found = [path for path in saved if step in (None, int(path.name))]
-    if step is not None and not found:
-        steps = ", ".join(path.name for path in reversed(saved))
-        raise CheckpointError(
-            f"there is no checkpoint {step} in {folder / CHECKPOINTS}, only {steps}. Give one of them, such as "
-            f"{folder}@{saved[0].name}"
-        )
-    for path in found:
-        if (why := damage(path)) is None:
-            return path
-        wrong.append(f"{path.name}: {why}")
-    if step is not None:
-        raise CheckpointError(f"checkpoint {wrong[0]} in {folder / CHECKPOINTS}. Give another step")
+    saved = _saved_checkpoints(folder)
+    wrong: list[str] = []
+    for path in saved:
+        if step in (None, int(path.name)):
+            if (why := damage(path)) is None:
+                return path
+            wrong.append(f"{path.name}: {why}")
+    steps = ", ".join(path.name for path in reversed(saved))
     raise CheckpointError(
-        f"no checkpoint in {folder / CHECKPOINTS} is intact ({'; '.join(wrong)}). Start the run again in another folder"
+        f"there is no intact checkpoint {'' if step is None else step} in {folder / CHECKPOINTS} ({'; '.join(wrong)}). It has "
+        f"{steps}. Give another step, such as {folder}@{saved[0].name}, or start the run again in another folder"
     )
 
 
-def _alone() -> ocp.Context:
+def _alone_context() -> ocp.Context:
     """A context in which this process reads without waiting for other processes to do the same."""
     me = jax.process_index()
     return ocp.Context(
@@ -331,7 +309,7 @@ def _alone() -> ocp.Context:
     )
 
 
-def patient() -> ocp.Context:
+def context_without_deadline() -> ocp.Context:
     """A context for saving without a deadline.
 
     Orbax measures its deadlines by the wall clock, so a jump of the clock would end a save. The
@@ -352,12 +330,14 @@ def write_orbax(source: Source, folder: Path) -> None:
       folder: a folder that exists.
     """
     params = source.params()
-    with defer_signals(), patient():
+    with defer_signals(), context_without_deadline():
         ocp.save(str((folder / PARAMS).resolve()), params)
     seal(folder / PARAMS)
 
 
-def export(folder: Path, config: Config, params: Params, head: Json | None = None) -> None:
+def export_model(
+    folder: Path, config: Config, params: Params, head: Mapping[str, object] | None = None
+) -> None:
     """Write a model into a folder that may hold other files, such as the folder of a run.
 
     The folder is then a checkpoint that `Orbax` reads. A model that was exported there before is
@@ -379,7 +359,7 @@ def export(folder: Path, config: Config, params: Params, head: Json | None = Non
     if jax.process_index() == 0:
         _delete_unfinished(folder)
     work = folder / f"{_EXPORTING}{_token()}"
-    with defer_signals(), patient():
+    with defer_signals(), context_without_deadline():
         ocp.save(str((work / PARAMS).resolve()), params)
     if jax.process_index() != 0:
         return
@@ -393,10 +373,10 @@ def export(folder: Path, config: Config, params: Params, head: Json | None = Non
     }
     write_json(work / RECORD, about | ({"head": dict(head)} if head else {}))
     with defer_signals():
-        _put(work, folder)
+        _move_export(work, folder)
 
 
-def _put(work: Path, folder: Path) -> None:
+def _move_export(work: Path, folder: Path) -> None:
     """Move an export to its place. The record comes last, because it makes the folder a checkpoint."""
     target = folder / PARAMS
     if os.path.lexists(target):

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxgrow.axes.names import Names, axis_of
 from jaxgrow.checkpoints.hf import storage
-from jaxgrow.checkpoints.hf.storage import Form, HuggingFace
+from jaxgrow.checkpoints.hf.storage import HuggingFace, StoredForm
 from jaxgrow.checkpoints.io.files import listed
 from jaxgrow.checkpoints.source import Checkpoint, Source
 from jaxgrow.checkpoints.writing import Output
@@ -37,14 +37,14 @@ def rounding_notes(
         return [f"every parameter is rounded to {new}; {_WAY_OUT}"]
     before = _plain_forms(source)
     if isinstance(source, HuggingFace):
-        before = storage.forms(source, source.family)
+        before = storage.tensor_forms(source, source.family)
     after = _plain_forms(model)
     if output.is_hf([source]):
-        after = storage.forms(model, storage.family_for(model.config, source.hf_config)[0])
+        after = storage.tensor_forms(model, storage.family_for(model.config, source.hf_config)[0])
     half = {path: form for path, form in after.items() if form.dtype.itemsize < 4}
     weights = {path: list(_weights(growth, path, model.leaves[path].names)) for path in half}
     by_growth = [path for path in half if noise or not all(map(_is_exact, weights[path]))]
-    plain = Form(1.0, 0.0, np.dtype(np.float32))
+    plain = StoredForm(1.0, 0.0, np.dtype(np.float32))
     stored = [
         path
         for path, form in half.items()
@@ -62,11 +62,11 @@ def rounding_notes(
     return notes
 
 
-def _plain_forms(source: Source) -> dict[str, Form]:
-    return {path: Form(1.0, 0.0, leaf.dtype) for path, leaf in source.leaves.items()}
+def _plain_forms(source: Source) -> dict[str, StoredForm]:
+    return {path: StoredForm(1.0, 0.0, leaf.dtype) for path, leaf in source.leaves.items()}
 
 
-def _dtype_names(forms: Mapping[str, Form], paths: Iterable[str]) -> str:
+def _dtype_names(forms: Mapping[str, StoredForm], paths: Iterable[str]) -> str:
     return " and ".join(sorted({forms[path].dtype.name for path in paths}))
 
 
@@ -86,7 +86,7 @@ def _is_exact(weight: np.ndarray) -> bool:
     return bool((mantissa == 0.5).all()) and int((weight != 0).sum(1).max(initial=0)) <= 1
 
 
-def _is_stored_exactly(before: Form, after: Form, weights: list[np.ndarray]) -> bool:
+def _is_stored_exactly(before: StoredForm, after: StoredForm, weights: list[np.ndarray]) -> bool:
     """Whether the change between the stored forms of a leaf is exact in half precision.
 
     A leaf that is stored shifted, such as a norm scale minus one, must not change at all.

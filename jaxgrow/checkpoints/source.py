@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, NamedSharding
 
 from jaxgrow.axes import names as naming
@@ -118,7 +119,15 @@ class Source:
 
     def params(self) -> Params:
         """Read all parameters as a nested dict of NumPy arrays."""
-        return nested({path: self._parts(path, [(slice(None),)])[0] for path in self.leaves})
+        stacks: dict[str | None, list[str]] = {}
+        for path, leaf in self.leaves.items():
+            stacks.setdefault(layers_of(leaf.names), []).append(path)
+        out = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in self.leaves.items()}
+        # All leaves of a layer are read together, because some may be parts of one tensor.
+        for paths in stacks.values():
+            for layer, path in itertools.product(self.leaves[paths[0]].layers, paths):
+                out[path][... if layer is None else layer] = self.read(path, layer)
+        return tree_from_paths(out)
 
     def shard(self, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Params:
         """Read all parameters onto the devices of a mesh, sharded by `jaxgrow.sharding.partition_specs`.
@@ -134,39 +143,30 @@ class Source:
         Returns:
           A nested dict of `jax.Array`.
         """
-        return nested({path: self._on(path, mesh, rules) for path in self.leaves})
+        return tree_from_paths({path: self._on(path, mesh, rules) for path in self.leaves})
 
     def _on(self, path: str, mesh: Mesh, rules: Mapping[str, str]) -> jax.Array:
+        """Read one leaf onto the devices of a mesh."""
         leaf = self.leaves[path]
         sharding = NamedSharding(mesh, partition_spec(leaf.names, leaf.shape, mesh, rules))
-        where = {
-            d: i
-            for d, i in sharding.addressable_devices_indices_map(leaf.shape).items()
-            if i is not None
-        }
-        distinct = list({str(index): index for index in where.values()}.values())
-        parts = dict(zip(map(str, distinct), self._parts(path, distinct), strict=True))
+        where = sharding.addressable_devices_indices_map(leaf.shape)
+        indices = {str(index): index for index in where.values() if index is not None}
+        parts = dict(zip(indices, self._slices(path, [*indices.values()]), strict=True))
         local = [jax.device_put(parts[str(index)], device) for device, index in where.items()]
         return jax.make_array_from_single_device_arrays(leaf.shape, sharding, local)
 
-    def _parts(self, path: str, indices: Sequence[tuple[slice, ...]]) -> list[np.ndarray]:
+    def _slices(self, path: str, indices: Sequence[tuple[slice, ...]]) -> list[np.ndarray]:
         """Read several slices of one leaf. Each layer is read only once."""
         leaf = self.leaves[path]
-        if leaf.layers == (None,):
-            whole = self.read(path)
-            return [np.array(whole[index], leaf.dtype) for index in indices]
-        every = np.arange(leaf.shape[0])
-        first = [every[index[0]] for index in indices]
-        shapes = [
-            (len(mine), *_cut(leaf.shape[1:], i[1:]))
-            for mine, i in zip(first, indices, strict=True)
-        ]
-        parts = [np.empty(shape, leaf.dtype) for shape in shapes]
+        like = np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+        parts = [np.empty(like[index].shape, leaf.dtype) for index in indices]
         for layer in leaf.layers:
-            read = self.read(path, layer)
-            for part, mine, index in zip(parts, first, indices, strict=True):
-                if layer in mine:
-                    part[layer - mine[0]] = read[index[1:]]
+            x = self.read(path, layer)
+            for part, index in zip(parts, indices, strict=True):
+                if layer is None:
+                    part[...] = x[index]
+                elif layer in (own := range(leaf.shape[0])[index[0]]):
+                    part[own.index(layer)] = x[index[1:]]
         return parts
 
 
@@ -234,9 +234,11 @@ class Loaded(Source):
     def __init__(self, config: Config, params: Params, like: Checkpoint | None = None):
         self.config = config
         self.sources = () if like is None else (like,)
-        self._arrays = flat(params)
+        self._arrays = leaves_by_path(params)
         names = initial_layout(config)
-        fits(names, {path: np.shape(x) for path, x in self._arrays.items()}, "the parameters")
+        check_leaves(
+            names, {path: np.shape(x) for path, x in self._arrays.items()}, "the parameters"
+        )
         self.leaves = {
             path: Leaf(n, shape, self._arrays[path].dtype) for path, (n, shape) in names.items()
         }
@@ -265,7 +267,7 @@ class Grown(Source):
         self._growth = growth
         self._names: dict[str, Names] = {p: leaf.names for p, leaf in source.leaves.items()}
         if axes is not None:
-            self._names = flat(axes)
+            self._names = leaves_by_path(axes)
         together: set[tuple[str, ...]] = set()
         for path, names in self._names.items():
             for term in terms(growth, path, names):
@@ -297,7 +299,7 @@ class Grown(Source):
         found = self._terms(path, names)
         if layer is None:
             return np.asarray(grow_leaf(found, names, self.source.read(path)))
-        needed, found = _one_layer(found, _key(names), layer)
+        needed, found = _one_layer(found, _layers_key(names), layer)
         if len(needed) == 1:
             old = self.source.read(path, needed[0])[None]  # a view
         else:
@@ -312,9 +314,9 @@ class Grown(Source):
         touching = [key for key in keys if mine.intersection(key)]
         if not touching:
             return self.source.origin(path, layer)
-        if layer is None or touching != [_key(names)] or len(found) != 1:
+        if layer is None or touching != [_layers_key(names)] or len(found) != 1:
             return None
-        index, weight = _row(found[0][_key(names)].write, layer)
+        index, weight = _row(found[0][_layers_key(names)].write, layer)
         return self.source.origin(path, int(index[0])) if weight.tolist() == [1.0] else None
 
 
@@ -411,30 +413,17 @@ def check_sizes(settings: Json, stored: int, file: object) -> None:
         )
 
 
-def flat(tree: Tree) -> Json:
+def leaves_by_path(tree: Tree) -> Json:
     """Return the leaves of a tree by their paths. Tuples of axis names are leaves."""
     return naming.by_path(tree, is_leaf=naming.is_names)
 
 
-def _cut(shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[int, ...]:
-    """The shape of the slice ``index`` of an array of shape ``shape``."""
-    every = itertools.chain(index, itertools.repeat(slice(None)))
-    return tuple(len(range(*i.indices(n))) for n, i in zip(shape, every, strict=False))
-
-
-def nested(flat: Mapping[str, object]) -> Params:
+def tree_from_paths(leaves: Mapping[str, object]) -> Params:
     """Build the nested dict from leaves by their paths, such as ``{"blocks/mlp": x}``."""
-    tree: Json = {}
-    for path, x in flat.items():
-        *folders, name = path.split("/")
-        where = tree
-        for folder in folders:
-            where = where.setdefault(folder, {})
-        where[name] = x
-    return tree
+    return unflatten_dict(dict(leaves), sep="/")
 
 
-def fits(
+def check_leaves(
     expected: Mapping[str, tuple[Names, tuple[int, ...]]],
     found: Mapping[str, tuple[int, ...]],
     what: str,
@@ -465,7 +454,7 @@ def fits(
 # --- one layer of a growth ---
 
 
-def _key(names: Names) -> tuple[str, ...]:
+def _layers_key(names: Names) -> tuple[str, ...]:
     """The key of the map that acts on the layer axis of a stacked leaf."""
     stacked = layers_of(names)
     assert stacked is not None
@@ -479,7 +468,7 @@ def _one_layer(
 
     Args:
       found: the terms.
-      key: the key of the map of layers, from `_key`.
+      key: the key of the map of layers, from `_layers_key`.
       layer: index of the new layer.
 
     Returns:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import Axes, Params
 from jaxgrow.checkpoints.changed import Cast, InColour, Noisy
-from jaxgrow.checkpoints.hf import layer_lists, storage
+from jaxgrow.checkpoints.hf import storage
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
@@ -250,7 +250,7 @@ def write(
             write_json(part / RECORD, about)
     notes = [note for companion in companions for note in companion.notes]
     notes += [note for root in roots for note in root.notes]
-    return Written(source, plan.size, [*notes, *plan.lost, *_not_copied(roots, output.folder)])
+    return Written(source, plan.size, [*notes, *_not_copied(roots, output.folder)])
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,6 @@ class _Content:
       head: special tokens, task and labels that an Orbax folder records.
       carried: the other files that are copied, as paths in ``files_beside`` of the first root.
       size: the size of the tensors in bytes.
-      lost: notes about keys of ``config.json`` that are removed.
     """
 
     family: Family | None
@@ -271,7 +270,6 @@ class _Content:
     head: Json
     carried: list[str]
     size: int
-    lost: list[str]
 
 
 def _planned_content(source: Source, roots: Sequence[Checkpoint], output: Output) -> _Content:
@@ -282,22 +280,20 @@ def _planned_content(source: Source, roots: Sequence[Checkpoint], output: Output
         carried = [name for name in carried if name != CARD]  # it describes another model
     head = _recorded_head(source, root)
     family = None
-    lost = []
     stored = Counter()
     if output.is_hf(roots):
         old = hf_config
         family, hf_config = storage.family_for(
             source.config, old, {**head, **output.settings} or None
         )
-        lost = layer_lists.lost(old, hf_config) if old is not None and source is not root else []
-        for tensor in storage.planned(source, family):
+        for tensor in storage.planned_tensors(source, family):
             stored[tensor.dtype.name] += tensor.size
     else:
         for leaf in source.leaves.values():
             stored[leaf.dtype.name] += leaf.size
     if hf_config is not None and root is not None:
         hf_config = _in_dtype(hf_config, stored)
-    return _Content(family, hf_config, head, carried, stored.total(), lost)
+    return _Content(family, hf_config, head, carried, stored.total())
 
 
 def _for_images(source: Source, roots: Sequence[Checkpoint], output: Output) -> Source:

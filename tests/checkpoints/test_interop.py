@@ -286,16 +286,14 @@ def test_the_fingerprint_is_of_the_numbers_not_of_the_files(tmp_path, folder):
     assert sharded == same != other
 
 
-@pytest.mark.parametrize("at_once", [1, 2**28])
-def test_the_fingerprint_of_orbax_is_the_same_in_parts(tmp_path, folder, at_once, monkeypatch):
+def test_the_fingerprint_of_orbax_reads_one_leaf_at_a_time(tmp_path, folder, monkeypatch):
     hf = checkpoints.open_checkpoint(folder)
     checkpoints.write(hf, checkpoints.Output(tmp_path / "b", "orbax"))
-    monkeypatch.setattr(orbax, "_AT_ONCE", at_once)
     source, read = checkpoints.open_checkpoint(tmp_path / "b"), []
     load = orbax.ocp.load
     monkeypatch.setattr(orbax.ocp, "load", lambda *a: read.append(a) or load(*a))
     found = source.fingerprint()
-    assert len(read) == (len(source.leaves) if at_once == 1 else 1)
+    assert len(read) == len(source.leaves)
     source.params()
     assert source.fingerprint() == found
 
@@ -359,7 +357,7 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
         ),
         (
             {"architectures": None},
-            r'architectures is null; write the class .* one of \["GPT2LMHeadModel"\], \["GPT2For',
+            r"architectures is null.* Write its class there, .* one of GPT2LMHeadModel, GPT2For",
         ),
         (
             {"architectures": None, "model_type": "t5"},
@@ -386,12 +384,7 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
             'activation_function is "relu", but jaxgrow supports GPT2LMHeadModel only with "gelu_new" or',
         ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
-        (
-            {"architectures": ["GTP2LMHeadModel"]},
-            r'tensors are those of a GPT2LMHeadModel, so if .* misspelt, write \["GPT2LMHeadModel"\]',
-        ),
         # The tensors are those of a GPT-2.
-        ({"architectures": ["MistrallForCausalLM"]}, "is not supported. `jaxgrow architectures`"),
         ({"quantization_config": {"bits": 4}}, "dequantize"),
     ],
 )
@@ -458,7 +451,7 @@ def test_shards_that_disagree_with_their_index(tmp_path):
     first = min(folder.glob("model-*"))
     (folder / "copy").write_bytes(first.read_bytes())
     first.unlink()
-    with pytest.raises(CheckpointError, match=f"{first.name} is missing"):
+    with pytest.raises(CheckpointError, match=f"Download {first.name}, which the index names"):
         checkpoints.open_checkpoint(folder)
     # The index decides: the tensors that it assigns to the first file are not there.
     first.write_bytes(max(folder.glob("model-*")).read_bytes())
@@ -575,7 +568,7 @@ def test_loading_a_part_needs_little_more_host_memory(tmp_path):
     leaf = whole.leaves["blocks/mlp/up/kernel"]
     index = (slice(None), slice(0, 16), slice(None))
     tracemalloc.start()
-    (part,) = whole._parts("blocks/mlp/up/kernel", [index])
+    (part,) = whole._slices("blocks/mlp/up/kernel", [index])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert part.nbytes == leaf.size / 4 and peak < leaf.size / 4 + 1.1 * leaf.size / 8

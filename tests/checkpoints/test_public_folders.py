@@ -2,29 +2,20 @@
 
 import json
 
-import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import change
-from families import BODIES
-from published import called, content, published, refused, store, stored
+from published import called, published, refused, store, stored
 
 from jaxgrow import checkpoints
-from jaxgrow.checkpoints import FAMILIES, CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.source import flat
-
-EXPERTS = [
-    "MixtralForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "Qwen2MoeForCausalLM",
-    "OlmoeForCausalLM",
-]
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.source import leaves_by_path
 
 
 def same(folder, params) -> None:
     """Check that a folder has these parameters."""
-    found = flat(open_checkpoint(folder).params())
-    for path, x in flat(params).items():
+    found = leaves_by_path(open_checkpoint(folder).params())
+    for path, x in leaves_by_path(params).items():
         np.testing.assert_array_equal(found[path], x, err_msg=path)
 
 
@@ -76,7 +67,7 @@ def test_the_index_may_name_tensors_that_are_not_needed(tmp_path, capsys):
     params = open_checkpoint(folder).params()
     folder, file, index = sharded(folder, tmp_path, capsys)
     first = min(index["weight_map"].values())
-    index["weight_map"] |= {"lm_head.weight": first, "mtp.layers.0.fc.weight": first}
+    index["weight_map"] |= {"lm_head.weight": first}
     file.write_text(json.dumps(index))
     same(folder, params)
 
@@ -85,14 +76,14 @@ def test_a_shard_is_not_required_if_no_tensor_of_it_is(tmp_path, capsys):
     folder = published(tmp_path / "a", "LlamaForCausalLM")
     params = open_checkpoint(folder).params()
     folder, file, index = sharded(folder, tmp_path, capsys)
-    index["weight_map"]["mtp.layers.0.fc.weight"] = "mtp.safetensors"
+    index["weight_map"]["model.layers.0.self_attn.rotary_emb.inv_freq"] = "left.safetensors"
     file.write_text(json.dumps(index))
     same(folder, params)
     one, *_ = sorted(folder.glob("model-*"))
     one.unlink()
     error = refused(capsys, "inspect", folder)
-    assert f"{one.name} is missing, but the index names it: download all files" in error
-    assert error.count("missing: ") == 5
+    assert f"{one.name}, which the index names" in error
+    assert error.count("missing: ") == 3
 
 
 def test_a_tensor_is_read_from_the_file_that_the_index_names(tmp_path, capsys):
@@ -110,38 +101,23 @@ def test_a_tensor_is_read_from_the_file_that_the_index_names(tmp_path, capsys):
     save_file({"x": np.zeros(2)}, folder / index["weight_map"][needed])
     file.write_text(json.dumps(index))
     error = refused(capsys, "inspect", folder)
-    assert f"missing: {needed}" in error and "\n" not in error
+    assert f"missing: {needed}" in error
 
 
 # --- one cause, one sentence ---
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "_orig_mod.",
-        "module.",
-        "base_model.model.",
-        "module._orig_mod.",
-        "model.",
-        "_forward_module.",
-    ],
-)
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "Qwen3Model"])
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module._orig_mod."])
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_prefix_is_removed_with_a_note(tmp_path, prefix, architecture, bare):
-    folder = published(tmp_path / "a", architecture)
+def test_a_prefix_is_removed_with_a_note(tmp_path, prefix, bare):
+    folder = published(tmp_path / "a", "GPT2LMHeadModel")
     params = open_checkpoint(folder).params()
-    body = ("model.", "transformer.")
     found = stored(folder)
-    for begin in body if bare else ():
-        found = {name.removeprefix(begin): x for name, x in found.items()}
+    if bare:
+        found = {name.removeprefix("transformer."): x for name, x in found.items()}
     store(folder, {prefix + name: x for name, x in found.items()})
     same(folder, params)
-    notes = open_checkpoint(folder).notes
-    usual = prefix == "model." and (bare or architecture.endswith("Qwen3Model"))
-    assert bool(notes) or usual
-    assert all("removed" in note for note in notes)
+    assert "removed from the names of the tensors" in open_checkpoint(folder).notes[0]
 
 
 def test_wrappers_within_names_are_removed(tmp_path, capsys):
@@ -154,251 +130,18 @@ def test_wrappers_within_names_are_removed(tmp_path, capsys):
     assert not [name for name in stored(tmp_path / "b") if name[0] == "_" or "_mod" in name]
 
 
-def test_a_lora_that_is_not_merged_is_named(tmp_path, capsys):
-    folder = published(tmp_path / "a", "LlamaForCausalLM")
-    found = {
-        f"base_model.model.{n.replace('q_proj', 'q_proj.base_layer')}": x
-        for n, x in stored(folder).items()
-    }
-    module = "base_model.model.model.layers.0.self_attn.q_proj"
-    store(folder, found | {f"{module}.lora_A.default.weight": np.zeros((2, 16), np.float32)})
-    error = refused(capsys, "inspect", folder)
-    assert "merge_and_unload" in error and "\n" not in error
-
-
-def fuse(found, transposed=False, ending="", stacked=False):
-    """The tensors with the experts of each layer in one tensor, as the modules of transformers 5."""
-    found, fused = dict(found), {}
-    for name in [name for name in found if ".experts.0." in name]:
-        every = [found.pop(name.replace("experts.0", f"experts.{i}")) for i in range(4)]
-        mlp, part = name.replace("block_sparse_moe", "mlp").split(".experts.0.")
-        part = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(part[:2], part[:-7])
-        fused[mlp, part] = np.stack(every)
-    for mlp in {mlp for mlp, _ in fused} if not stacked else ():
-        both = [fused.pop((mlp, part)) for part in ("gate_proj", "up_proj")]
-        fused[mlp, "gate_up_proj"] = np.concatenate(both, 1)
-    for (mlp, part), x in fused.items():
-        x = np.ascontiguousarray(x.swapaxes(1, 2)) if transposed else x
-        found[f"{mlp}.experts.{part}{ending}"] = x
-    return {name.replace("block_sparse_moe", "mlp"): x for name, x in found.items()}
-
-
-@pytest.mark.parametrize("architecture", EXPERTS)
-@pytest.mark.parametrize("ending", ["", ".weight"])
-def test_fused_experts_are_read(tmp_path, architecture, ending, capsys):
-    folder = published(tmp_path / "a", architecture)
-    params, found = open_checkpoint(folder).params(), fuse(stored(folder), ending=ending)
-    store(folder, {f"module.{name}": x for name, x in found.items()})
-    same(folder, params)
-    store(folder, found)
-    called(capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", 8)
-    assert len([name for name in stored(tmp_path / "b") if ".experts.3." in name]) == 24
-    name = f"model.layers.0.mlp.experts.down_proj{ending}"
-    store(folder, stored(folder) | {name: np.zeros((4, 3, 3), np.float32)})
-    error = refused(capsys, "inspect", folder)
-    assert "has shape (4, 3, 3), but config.json requires (4, 16, " in error
-    assert "(axes: experts embed mlp)" in error
-    assert "\n" not in error
-
-
-@pytest.mark.parametrize(
-    ("architecture", "key"),
-    [
-        *(("LlamaForCausalLM", key) for key in ("vocab_size", "hidden_size", "intermediate_size")),
-        *(("MixtralForCausalLM", key) for key in ("vocab_size", "num_local_experts")),
-        ("Qwen3MoeForCausalLM", "num_experts"),
-        ("Qwen3MoeForCausalLM", "moe_intermediate_size"),
-        ("GPT2LMHeadModel", "vocab_size"),
-        ("BertForMaskedLM", "max_position_embeddings"),
-    ],
-)
-@pytest.mark.parametrize("factor", [2, 3])
-def test_one_wrong_size_is_one_cause(tmp_path, architecture, key, factor, capsys):
-    folder = published(tmp_path / "a", architecture)
-    right = content(folder)[key]
-    change(folder, **{key: factor * right})
-    error = refused(capsys, "inspect", folder)
-    assert f"{key} is {factor * right}, but the weights have {right}: " in error
-    assert f"Set {key} to {right}, or give the weights" in error
-    assert "\n" not in error
-    change(folder, **{key: right})
-    called(capsys, "inspect", folder)
-
-
-def test_a_size_with_several_causes_is_not_guessed(tmp_path, capsys):
-    folder = published(tmp_path / "a", "LlamaForCausalLM")
-    change(folder, num_attention_heads=2 * content(folder)["num_attention_heads"], head_dim=None)
-    assert "but the weights have" not in refused(capsys, "inspect", folder)
-
-
-@pytest.mark.parametrize("architecture", EXPERTS)
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("mlp", [12, 8, 16])
-def test_both_orders_of_fused_experts_are_read(tmp_path, architecture, stacked, mlp, capsys):
-    """Square kernels: those of gate and up with 2 x 8 rows, those of down with 16 columns."""
-    folder = published(tmp_path / "a", architecture, **_mlp(architecture, mlp))
-    params, found = open_checkpoint(folder).params(), stored(folder)
-    for transposed in (False, True) if not (stacked and mlp == 16) else (False,):
-        store(folder, fuse(found, transposed, stacked=stacked))
-        same(folder, params)
-    called(capsys, "convert", folder, tmp_path / "b", "--shard-size", "1GB")
-    for name, x in stored(tmp_path / "b").items():
-        np.testing.assert_array_equal(x, found[name], err_msg=name)
-
-
-def _mlp(architecture, size):
-    own = architecture.startswith("Qwen")
-    return {"moe_intermediate_size" if own else "intermediate_size": size}
-
-
-def test_gpt_oss_is_read_in_both_orders(tmp_path):
-    folder = published(tmp_path / "a", "GptOssForCausalLM")
-    params, found = open_checkpoint(folder).params(), stored(folder)
-    for name, x in found.items():
-        if name.endswith(("gate_up_proj", "down_proj")):
-            found[name] = np.ascontiguousarray(x.swapaxes(1, 2))
-    store(folder, found)
-    same(folder, params)
-
-
-def test_empty_tensors_are_one_line(tmp_path, capsys):
-    folder = published(tmp_path / "a", "LlamaForCausalLM")
-    store(folder, {name: np.zeros(0, np.float32) for name in stored(folder)})
-    error = refused(capsys, "inspect", folder)
-    assert (
-        "these tensors have no values: lm_head.weight, model.embed_tokens.weight, and 37" in error
-    )
-    assert "zero_to_fp32.py" in error
-    assert "\n" not in error
-
-
-@pytest.mark.parametrize("architecture", BODIES)
-@pytest.mark.parametrize("bare", [False, True])
-def test_a_body_under_the_name_of_a_language_model_opens_as_a_body(
-    tmp_path, architecture, bare, capsys
-):
-    folder = published(tmp_path / "a", architecture, tie_word_embeddings=False)
-    found = stored(folder)
-    (head,) = {"lm_head.weight", "embed_out.weight"} & found.keys()
-    del found[head]
-    prefix = FAMILIES[architecture].prefix
-    store(folder, {name.removeprefix(prefix if bare else ""): x for name, x in found.items()})
-    source = open_checkpoint(folder)
-    assert source.config.predicts == "states"
-    body = BODIES[architecture]
-    assert source.notes == (f"{head} is missing, so the model is read as a {body}, without a head",)
-    called(capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", 8)
-    assert content(tmp_path / "b")["architectures"] == [body]
-    assert not [name for name in stored(tmp_path / "b") if name.startswith(prefix)]
-    # A tied head has no tensor.
-    change(folder, tie_word_embeddings=True)
-    assert open_checkpoint(folder).config.predicts == "tokens"
-
-
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel"])
-@pytest.mark.parametrize("said", [3, 6])
-def test_another_number_of_layers_is_one_line(tmp_path, architecture, said, capsys):
-    folder = published(tmp_path / "a", architecture)
-    key = "n_layer" if architecture.startswith("GPT2") else "num_hidden_layers"
-    change(folder, **{key: said})
-    error = refused(capsys, "inspect", folder)
-    assert f"{key} is {said}, but the folder has the tensors of 4 layers. Set {key} to 4" in error
-    assert "\n" not in error
-    change(folder, **{key: 4})
-    called(capsys, "inspect", folder)
-
-
-def test_layers_for_further_tokens_are_left_out(tmp_path, capsys):
-    folder = published(tmp_path / "a", "LlamaForCausalLM")
-    params, found = open_checkpoint(folder).params(), stored(folder)
-    more = {n.replace("layers.3", "layers.4"): x for n, x in found.items() if "layers.3." in n}
-    store(folder, found | more)
-    change(folder, num_nextn_predict_layers=1)
-    same(folder, params)
-    change(folder, num_nextn_predict_layers=None)
-    store(folder, found | {"mtp.fc.weight": np.zeros((2, 2), np.float32)})
-    same(folder, params)
-    (note,) = called(capsys, "inspect", folder)["notes"]
-    assert note == "the tensors that predict further tokens are not read: mtp.fc.weight"
-
-
 # --- quantised models ---
 
 
-def fp8(found):
-    weights = {n: x.astype(ml_dtypes.float8_e4m3fn) for n, x in found.items() if "proj" in n}
-    return found | weights | {f"{name}_scale": np.ones((), np.float32) for name in weights}
-
-
-def cache_scales(found):
-    names = [n.removesuffix("k_proj.weight") for n in found if "k_proj" in n]
-    return found | {f"{n}{x}_scale": np.ones((), np.float32) for n in names for x in "kv"}
-
-
-def packed(found):
-    return {n.replace("q_proj.weight", "q_proj.qweight"): x for n, x in found.items()}
-
-
-@pytest.mark.parametrize("change_tensors", [fp8, cache_scales, packed])
-def test_quantised_tensors_are_named(tmp_path, change_tensors, capsys):
+def test_a_quantisation_in_the_config_is_named_before_anything_else(tmp_path, capsys):
     folder = published(tmp_path / "a", "LlamaForCausalLM")
-    found = stored(folder)
-    store(folder, change_tensors(found))
-    (folder / "hf_quant_config.json").write_text("{}")
-    for architecture in ("LlamaForCausalLM", "UnknownForCausalLM"):
-        change(folder, architectures=[architecture])
-        error = refused(capsys, "inspect", folder)
-        assert "the model is quantised (tensor" in error and "before it was quantised" in error
-        assert "and the folder has hf_quant_config.json" in error and "\n" not in error
-    change(folder, architectures=["LlamaForCausalLM"])
-    store(folder, found)  # A file that is left over
-    called(capsys, "inspect", folder)
-
-
-@pytest.mark.parametrize("where", ["top", "text", "alone"])
-def test_a_quantisation_in_the_config_is_named_before_anything_else(tmp_path, where, capsys):
-    folder = published(tmp_path / "a", "Gemma3ForCausalLM")
-    text = content(folder)
-    how = {"quantization_config": {"quant_method": "fp8"}}
     (folder / "model.safetensors").unlink()
-    if where == "alone":
-        change(folder, **how)
-    else:
-        inner = text | how if where == "text" else text
-        outer = how if where == "top" else {}
-        both = ["Gemma3ForConditionalGeneration"]
-        change(folder, architectures=both, text_config=inner, **outer)
+    change(folder, quantization_config={"quant_method": "fp8"})
     error = refused(capsys, "inspect", folder)
     assert "the model is quantised (config.json has quantization_config)" in error
 
 
 # --- hints and reasons ---
-
-
-@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "DeciLMForCausalLM"])
-def test_a_similar_name_of_another_layout_is_not_a_hint(tmp_path, name, capsys):
-    folder = published(tmp_path / "a", "Qwen3ForCausalLM")
-    change(folder, architectures=[name], model_type=name[:6].lower())
-    assert "Qwen3" not in refused(capsys, "inspect", folder)
-    assert "Phi3" not in refused(capsys, "inspect", folder)
-    # A misspelt name of the same layout is one.
-    change(folder, architectures=["Qewn3ForCausalLM"], model_type="qwen3")
-    assert "its tensors are those of a Qwen3ForCausalLM" in refused(capsys, "inspect", folder)
-    found = stored(folder)
-    store(folder, found | {"model.layers.0.self_attn.kv_a_proj.weight": np.zeros(2)})
-    assert "those of a" not in refused(capsys, "inspect", folder)
-
-
-def test_another_layout_under_the_name_of_a_model_is_not_a_hint(tmp_path, capsys):
-    """The heads for drafts of tokens (EAGLE) have one layer of their own."""
-    folder = published(tmp_path / "a", "LlamaForCausalLM")
-    change(folder, architectures=["LlamaForCausalLMEagle3"])
-    assert "another head; load it as LlamaModel" in refused(capsys, "inspect", folder)
-    found = {n.replace("model.layers.0", "midlayer"): x for n, x in stored(folder).items()}
-    store(folder, {n: x for n, x in found.items() if "layers" not in n})
-    assert '["LlamaForCausalLMEagle3"], which is not supported' in refused(
-        capsys, "inspect", folder
-    )
 
 
 @pytest.mark.parametrize(
@@ -430,9 +173,6 @@ def without(folder, *names):
     store(folder, {name: x for name, x in stored(folder).items() if name not in names})
 
 
-LORA = "model.layers.0.self_attn.q_proj.lora_A.weight"
-
-
 def indexed(folder, **changes):
     """Change the index of a folder with two shards."""
     file = folder / "model.safetensors.index.json"
@@ -440,67 +180,31 @@ def indexed(folder, **changes):
     file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | changes}))
 
 
-Q = "model.layers.0.self_attn.q_proj."
 # For each row: what is wrong, its message, and what the message says.
 WAYS_OUT = {
     "entries": (
         lambda f: change(f, layer_types=["full_attention"] * 6),
-        "write one entry for each of them into layer_types",
+        "Write one entry for each layer",
         lambda f: change(f, layer_types=["full_attention"] * 4),
     ),
     "layers": (
         lambda f: change(f, layer_types=["full_attention"] * 4, num_hidden_layers=3),
-        "if it has the weights of 4 layers, set num_hidden_layers to 4",
+        "or correct num_hidden_layers",
         lambda f: change(f, num_hidden_layers=4),
-    ),
-    "indices": (
-        lambda f: change(f, full_attention_layers=[1, 4]),
-        "so the last layer is 3. Write the indices of layers of this model",
-        lambda f: change(f, full_attention_layers=[0, 3]),
     ),
     "synonyms": (
         lambda f: change(f, num_layers=8),
         "num_hidden_layers is 4, but num_layers is 8",
         lambda f: change(f, num_layers=4),
     ),
-    "number of layers": (
-        lambda f: change(f, num_hidden_layers=6),
-        "Set num_hidden_layers to 4",
-        lambda f: change(f, num_hidden_layers=4),
-    ),
-    "no values": (
-        lambda f: store(f, stored(f) | {Q + "weight": np.zeros(0, np.float32)}),
-        f"these tensors have no values: {Q}weight. DeepSpeed",
-        lambda f: store(f, stored(f) | {Q + "weight": np.ones((16, 16), np.float32)}),
-    ),
-    "not merged": (
-        lambda f: store(f, stored(f) | {LORA: np.zeros((2, 16), np.float32)}),
-        "Merge it with PEFT (merge_and_unload)",
-        lambda f: without(f, LORA),
-    ),
     "quantised": (
         lambda f: change(f, quantization_config={"quant_method": "gptq"}),
         "dequantize this one in transformers",
         lambda f: change(f, quantization_config=None),
     ),
-    "quantised in place": (
-        lambda f: change(f, quantization={"bits": 4}),
-        "config.json has quantization",
-        lambda f: change(f, quantization=None),
-    ),
-    "scales": (
-        lambda f: store(f, stored(f) | {Q + "input_scale": np.ones((), np.float32)}),
-        "Give the folder of the model before it was quantised",
-        lambda f: without(f, Q + "input_scale"),
-    ),
-    "another name": (
-        lambda f: change(f, architectures=["LamaForCausalLM"]),
-        'write ["LlamaForCausalLM"] there',
-        lambda f: change(f, architectures=["LlamaForCausalLM"]),
-    ),
     "no name": (
         lambda f: change(f, architectures=None),
-        'write the class of the model there, one of ["LlamaForCausalLM"]',
+        "Write its class there, or load it as one of LlamaForCausalLM",
         lambda f: change(f, architectures=["LlamaForCausalLM"]),
     ),
     "tied": (
@@ -525,17 +229,6 @@ def test_the_advice_of_messages_about_folders_works(tmp_path, name, capsys):
     assert message in error and str(folder) in error and "\n" not in error
     repair(folder)
     called(capsys, "inspect", folder)
-
-
-def test_layers_are_pruned_as_the_message_says(tmp_path, capsys):
-    folder = published(tmp_path / "a", "LlamaForCausalLM")
-    change(folder, num_hidden_layers=3)
-    assert "use `jaxgrow prune --layers 3` then" in refused(capsys, "inspect", folder)
-    change(folder, num_hidden_layers=4)
-    np.save(tmp_path / "data.npy", np.arange(32, dtype=np.int32).reshape(2, 16) % 11)
-    fewer = ("--layers", 3, "--data", tmp_path / "data.npy")
-    called(capsys, "prune", folder, tmp_path / "b", *fewer)
-    assert content(tmp_path / "b")["num_hidden_layers"] == 3
 
 
 def test_an_unknown_list_is_removed_or_orbax_is_written(tmp_path, capsys):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.io.safetensors import DTYPES, header, tensors
+from jaxgrow.checkpoints.io.safetensors import DTYPES, read_header, read_tensors
 
 NUMBERS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -42,7 +42,7 @@ def read(content: bytes) -> dict[str, np.ndarray] | None:
     try:
         return {
             name: t.read()
-            for name, t in header(file).items()
+            for name, t in read_header(file).items()
             if t.stored in DTYPES and len(t.shape) <= 32
         }
     except CheckpointError as error:
@@ -188,6 +188,6 @@ def test_any_index(content):
     for index in (content, {"weight_map": content}, {"weight_map": {"a": content}}):
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         try:
-            assert tensors(folder).keys() <= NUMBERS.keys()
+            assert read_tensors(folder).keys() <= NUMBERS.keys()
         except CheckpointError as error:
             assert str(folder) in str(error)

@@ -1,6 +1,6 @@
 """DeBERTa: its scores, positions, growth, layer dropping, cost, and the settings of its files.
 
-The tolerance is 1e-10, for float64 through two layers. `tests/checkpoints/test_interop_families.py`
+The tolerance is 1e-10, for float64 through two layers. `tests/extras/test_interop_families.py`
 compares the logits with `transformers`.
 """
 

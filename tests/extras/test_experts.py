@@ -592,7 +592,7 @@ def test_settings_that_no_mixture_has():
         CheckpointError,
         match="blocks/mlp/up: the layers of MixtralForCausalLM do not have such a kernel",
     ):
-        peft.save("nowhere", peft.PeftAdapter(config(experts=E), mine, factors))
+        peft.write_peft("nowhere", peft.PeftAdapter(config(experts=E), mine, factors))
     with pytest.raises(
         ValueError, match="experts=1 needs gated=True, bias=False and active between 1 and experts"
     ):

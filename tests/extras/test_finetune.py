@@ -96,7 +96,7 @@ def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     small = ViTConfig(
         image=16, patch=4, channels=1, classes=7, layers=1, embed=16, heads=2, head_dim=8, mlp=32
     )
-    orbax.export(tmp_path / "vit", small, runs.fresh(small))
+    orbax.export_model(tmp_path / "vit", small, runs.fresh(small))
     digits = FineTuning(
         "digits", Images("digits"), epochs=2, batch=64, learning_rates=(1e-2,), optim=OPTIM
     )
@@ -437,7 +437,7 @@ def test_images_of_another_size_than_the_patches_are_said_in_one_line(tmp_path):
     vit = ViTConfig(
         image=9, patch=3, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
     )
-    orbax.export(tmp_path, vit, runs.fresh(vit))
+    orbax.export_model(tmp_path, vit, runs.fresh(vit))
     with pytest.raises(UserError, match=r"image=8 must be a multiple of patch=3"):
         FineTuning("digits", Images()).of(tmp_path, 1e-3, 0)
 
@@ -446,7 +446,7 @@ def test_models_of_something_else_are_refused(home, tmp_path):
     vit = ViTConfig(
         image=8, patch=4, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
     )
-    orbax.export(tmp_path / "vit", vit, runs.fresh(vit))
+    orbax.export_model(tmp_path / "vit", vit, runs.fresh(vit))
     with pytest.raises(UserError, match="a ViTConfig cannot take Labelled"):
         tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):

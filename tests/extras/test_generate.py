@@ -12,7 +12,7 @@ import pytest
 import runs
 
 from jaxgrow.checkpoints import FAMILIES, load, save
-from jaxgrow.checkpoints.orbax import export
+from jaxgrow.checkpoints.orbax import export_model
 from jaxgrow.extras.models.generation import generate
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from jaxgrow.untrusted import escape_text
@@ -72,7 +72,7 @@ def test_the_kernel_of_the_training_is_not_needed(gpt, tmp_path, run):
     for by in ("auto", "splash"):
         folder = tmp_path / by
         folder.mkdir()
-        export(folder, replace(config, attention=by), params)
+        export_model(folder, replace(config, attention=by), params)
         (folder / "tokenizer.json").write_bytes((gpt / "tokenizer.json").read_bytes())
         printed.append(run(folder, "--prompt", "ab", "--max-new", 8))
     assert printed[0] == printed[1]

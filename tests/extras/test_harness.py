@@ -324,7 +324,7 @@ def test_a_group_has_the_scores_of_its_parts(home, tmp_path):
 
 def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
     config = BERTConfig(**SIZES)
-    orbax.export(tmp_path / "bert", config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
+    orbax.export_model(tmp_path / "bert", config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
     load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
     model = opened(tmp_path / "bert")
     scorer = Scorer(model)

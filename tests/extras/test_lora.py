@@ -15,8 +15,8 @@ from jaxgrow import flops, grow, grow_optimizer, swap
 from jaxgrow.checkpoints import CheckpointError, save
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io.files import read_json
-from jaxgrow.checkpoints.io.safetensors import header
-from jaxgrow.checkpoints.source import flat
+from jaxgrow.checkpoints.io.safetensors import read_header
+from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.hf_peft import PeftAdapter
 from jaxgrow.extras.peft import lora
@@ -317,14 +317,14 @@ def test_every_matrix_product_of_its_training_is_counted(family):
 def test_peft_s_layout_holds_the_same_products(family, tmp_path):
     """Check that ``W + alpha / r B A`` in PyTorch's layout equals our merged kernel."""
     config, axes, params, adapter = model(family)
-    peft.save(tmp_path / "lora", PeftAdapter(config, EVERY, adapter))
+    peft.write_peft(tmp_path / "lora", PeftAdapter(config, EVERY, adapter))
     about, tensors = (
         read_json(tmp_path / "lora" / peft.CONFIG),
-        header(tmp_path / "lora" / peft.WEIGHTS),
+        read_header(tmp_path / "lora" / peft.WEIGHTS),
     )
     stored = family_for(config, None)[0].names(config)
     sizes, zeros = config.sizes(), jax.tree.map(np.zeros_like, params)
-    merged = flat(lora.merge_lora(zeros, adapter, EVERY))
+    merged = leaves_by_path(lora.merge_lora(zeros, adapter, EVERY))
     assert about["fan_in_fan_out"] == (family == "gpt2")
     assert about["r"] == EVERY.rank
     assert set(about.get("rank_pattern", {}).values()) == (
@@ -340,20 +340,20 @@ def test_peft_s_layout_holds_the_same_products(family, tmp_path):
         assert a.shape[0] == b.shape[1] == rank
         product = about.get("alpha_pattern", {}).get(name, about["lora_alpha"]) / rank * b @ a
         theirs = product.T if about["fan_in_fan_out"] else product
-        ours = stored[path].to_leaf(theirs, flat(axes)[path], sizes)
+        ours = stored[path].to_leaf(theirs, leaves_by_path(axes)[path], sizes)
         np.testing.assert_allclose(ours, kernel[1], atol=1e-12)
-    back = peft.load(tmp_path / "lora", config)
+    back = peft.read_peft(tmp_path / "lora", config)
     assert tiny.distance(back.merged(zeros), lora.merge_lora(zeros, adapter, EVERY)) < 1e-12
 
 
 def test_a_lora_of_peft_s_grows_with_its_model(tmp_path):
     config, axes, params, adapter = model("llama", LoRA(rank=2))
-    peft.save(tmp_path / "small", PeftAdapter(config, LoRA(rank=2), adapter))
-    own = peft.load(tmp_path / "small", config)
+    peft.write_peft(tmp_path / "small", PeftAdapter(config, LoRA(rank=2), adapter))
+    own = peft.read_peft(tmp_path / "small", config)
     growth = hypercloning(config.sizes(), wider("llama"))
     large = config.resized(growth)
-    peft.save(tmp_path / "large", own.grown(growth))
-    grown = peft.load(tmp_path / "large", large)
+    peft.write_peft(tmp_path / "large", own.grown(growth))
+    grown = peft.read_peft(tmp_path / "large", large)
     both = grown.merged(grow(growth, params, axes))
     assert (
         tiny.distance(both, grow(growth, lora.merge_lora(params, adapter, LoRA(rank=2)), axes))
@@ -364,19 +364,21 @@ def test_a_lora_of_peft_s_grows_with_its_model(tmp_path):
 def test_a_lora_of_another_model_is_refused(tmp_path):
     config, _, _, adapter = model("llama")
     own = PeftAdapter(config, EVERY, adapter)
-    peft.save(tmp_path / "lora", own)
+    peft.write_peft(tmp_path / "lora", own)
     with pytest.raises(CheckpointError, match="exists"):
-        peft.save(tmp_path / "lora", own)
-    with pytest.raises(CheckpointError, match=r"has shape \(3, 8\), but the model needs \(3, 16\)"):
-        peft.load(tmp_path / "lora", config.resized({"embed": tile(8, 2)}))
+        peft.write_peft(tmp_path / "lora", own)
+    with pytest.raises(CheckpointError, match=r"has shape \(8, 3\), but the model needs \(16, 3\)"):
+        peft.read_peft(tmp_path / "lora", config.resized({"embed": tile(8, 2)}))
     with pytest.raises(CheckpointError, match=r"has model\.layers\.1\.self_attn"):
-        peft.load(tmp_path / "lora", replace(config, layers=1))
+        peft.read_peft(tmp_path / "lora", replace(config, layers=1))
     with pytest.raises(
         CheckpointError, match="has no LoRA of a kernel in the layers of BertForMaskedLM"
     ):
-        peft.load(tmp_path / "lora", FAMILIES["bert"])
+        peft.read_peft(tmp_path / "lora", FAMILIES["bert"])
     with pytest.raises(CheckpointError, match="all factors of the LoRA are zero"):
-        peft.save(tmp_path / "zero", replace(own, factors=jax.tree.map(np.zeros_like, adapter)))
+        peft.write_peft(
+            tmp_path / "zero", replace(own, factors=jax.tree.map(np.zeros_like, adapter))
+        )
 
 
 # PEFT asks transformers for a property by its old name.
@@ -406,7 +408,7 @@ def test_peft_computes_with_what_is_written(tmp_path, config, architecture, targ
     adapter = lora.init_lora(own, config.axes(), config.sizes(), jax.random.key(1))
     adapter = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 2, adapter)
     save(tmp_path / "base", config, params)
-    peft.save(tmp_path / "lora", PeftAdapter(config, own, adapter))
+    peft.write_peft(tmp_path / "lora", PeftAdapter(config, own, adapter))
     base = getattr(hf, architecture).from_pretrained(tmp_path / "base")
     tokens = rng.integers(0, 64, (2, 12))
     with torch.no_grad():

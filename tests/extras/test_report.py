@@ -107,7 +107,7 @@ def test_the_lora_that_is_grown_is_not_replaced(tmp_path, folder, capsys, option
     settings = LoRA(rank=2)
     factors = init_lora(settings, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
     lora = tmp_path / "lora"
-    peft.save(lora, peft.PeftAdapter(CONFIG, settings, factors))
+    peft.write_peft(lora, peft.PeftAdapter(CONFIG, settings, factors))
     before = contents(lora)
     grow = ("grow", folder, lora, "--method", "stack", "--layers", "8", "--lora", lora)
     message = f"{lora} is the source {lora}, contains it, or is inside it"

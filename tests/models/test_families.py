@@ -28,7 +28,7 @@ from families import (
 
 from jaxgrow import checkpoints, operators, preserves_function, sizes
 from jaxgrow.axes import is_names
-from jaxgrow.checkpoints.source import flat
+from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import ligo
@@ -222,7 +222,7 @@ def test_an_architecture_has_a_tensor_for_every_leaf(architecture):
     experts = {"experts": 3} if family.mixture else {}
     more = NEEDED.get(family.model_type, {})
     config = replace(config, **{**experts, **family.fixed, **more})
-    assert family.names(config).keys() == flat(config.axes()).keys()
+    assert family.names(config).keys() == leaves_by_path(config.axes()).keys()
 
 
 # --- plans ---

@@ -40,7 +40,7 @@ def _lora(folder: Path) -> Path:
     how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
     factors = lora.init_lora(how, config.axes(), config.sizes(), jax.random.key(0))
     factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
-    peft.save(folder, peft.PeftAdapter(config, how, factors))
+    peft.write_peft(folder, peft.PeftAdapter(config, how, factors))
     return folder
 
 
@@ -303,7 +303,7 @@ COMMANDS = [
         "--method hypercloning --mlp 12 --optimizer exact"),
     cli("is quantised", "inspect {quantised}", lambda words, said: [
         words[0], str(Path(words[1]).with_name("gpt"))]
-        if "the folder of the model before it was quantised" in said else words),
+        if "before it was quantised" in said else words),
     cli("lists the supported ones", "inspect {unknown}", lambda words, said: [
         part("`jaxgrow ([a-z]+)` lists", said)]),
     cli("no architecture stores a", "grow {modernbert} {new} --method virtual_groups --experts 4",

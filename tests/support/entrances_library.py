@@ -176,7 +176,7 @@ def lora_folder(name: str) -> Callable[[Path], Path]:
         how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
         factors = lora.init_lora(how, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
         factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
-        peft.save(folder / "lora", peft.PeftAdapter(CONFIG, how, factors))
+        peft.write_peft(folder / "lora", peft.PeftAdapter(CONFIG, how, factors))
         return folder / "lora" / name
 
     return make
@@ -644,9 +644,9 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/writing.py::write": attacked(
         "tokenizer beside", "template", "tokenizer of a run"
     ),
-    "jaxgrow/extras/hf_peft/reading.py::_load": attacked("LoRA config", "LoRA weights"),
-    "jaxgrow/extras/hf_peft/reading.py::load_beside": attacked("LoRA config"),
-    "jaxgrow/extras/hf_peft/peft_settings.py::Settings.__init__": attacked("LoRA config"),
+    "jaxgrow/extras/hf_peft/reading.py::read_peft": attacked("LoRA config", "LoRA weights"),
+    "jaxgrow/extras/hf_peft/reading.py::read_peft_beside": attacked("LoRA config"),
+    "jaxgrow/extras/hf_peft/peft_settings.py::PeftSettings.__init__": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
     "jaxgrow/checkpoints/io/checksums.py::block_digest": ours(
         "a file of a cache, whose name `damage` has checked"
@@ -668,9 +668,9 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/io/replacing.py::_hugging_face": attacked("replaced config"),
     "jaxgrow/checkpoints/io/replacing.py::_record": attacked("replaced record"),
     "jaxgrow/checkpoints/io/safetensors.py::Tensor._at": attacked("weights", "shard"),
-    "jaxgrow/checkpoints/io/safetensors.py::header": attacked("weights", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::read_header": attacked("weights", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::_indexed": attacked("index", "shard"),
-    "jaxgrow/checkpoints/io/safetensors.py::tensors": attacked("weights", "index", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::read_tensors": attacked("weights", "index", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::write_file": ours(_NEW),
     "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),
     "jaxgrow/checkpoints/orbax.py::Orbax._handed_over": attacked("run for transformers"),
@@ -682,8 +682,10 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
         "it deletes only folders with the prefix and the token of an export, no links"
     ),
-    "jaxgrow/checkpoints/orbax.py::_put": ours("it moves what this process wrote and sealed"),
-    "jaxgrow/checkpoints/orbax.py::export": ours("it writes into the folder of a run"),
+    "jaxgrow/checkpoints/orbax.py::_move_export": ours(
+        "it moves what this process wrote and sealed"
+    ),
+    "jaxgrow/checkpoints/orbax.py::export_model": ours("it writes into the folder of a run"),
     "jaxgrow/checkpoints/orbax.py::write_orbax": ours(_NEW),
     "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
     "jaxgrow/extras/commands/suggest.py::marked_measurements": ours(

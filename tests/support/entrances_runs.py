@@ -77,7 +77,7 @@ def _run(name: str) -> Callable[[Path], Path]:
 
     def make(folder: Path) -> Path:
         run = folder / "run"
-        orbax.export(run, CONFIG_OF_MODEL, tiny.params(CONFIG_OF_MODEL, 0, "float32"))
+        orbax.export_model(run, CONFIG_OF_MODEL, tiny.params(CONFIG_OF_MODEL, 0, "float32"))
         write_record(
             run / "config.json", {"name": "a", "model": {}, "data": {"Labelled": {"task": "sst2"}}}
         )
@@ -164,7 +164,7 @@ def _finetuned(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         run = folder / "run"
         config = OF_BYTES if name != "a.txt" else replace(CONFIG_OF_MODEL, vocab=256)
-        orbax.export(run, config, tiny.params(config, 0, "float32"))
+        orbax.export_model(run, config, tiny.params(config, 0, "float32"))
         about = {"task": "table", "path": "lost.tsv", "length": 7, "labels": ["no", "yes"]}
         data = {"Labelled": about | {"tokenizer": "bytes"}}
         write_record(run / "config.json", {"name": "a", "model": {}, "data": data})

@@ -82,7 +82,7 @@ def pieces(folder: Path, family: str) -> str:
 
 def checkpoint(folder: Path, config: TextConfig) -> Path:
     """Save a model with a tokenizer of bytes, like a finished run."""
-    orbax.export(folder, config, runs.fresh(config))
+    orbax.export_model(folder, config, runs.fresh(config))
     load_tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
 

@@ -166,7 +166,7 @@ def test_a_model_with_an_adapter_is_a_model(home, adapted):
     assert "matthews" in score_model(adapted, adapting(home).data)["dev"]
     growth = stack(config.sizes(), {"layers": 4})
     large = grow(growth, after, config.axes())
-    orbax.export(home / "deep", config.resized(growth), large)
+    orbax.export_model(home / "deep", config.resized(growth), large)
     assert load(home / "deep")[0].adapter == BOTTLENECK
 
 
@@ -225,7 +225,7 @@ def test_adapters_learn_a_task(home, tmp_path, family):
 
     checkpoint(tmp_path / "model", FAMILIES[family])
     config, params = load(tmp_path / "model")
-    orbax.export(tmp_path / "model", config, jax.tree_util.tree_map_with_path(larger, params))
+    orbax.export_model(tmp_path / "model", config, jax.tree_util.tree_map_with_path(larger, params))
 
     tune = tuning(home / "cola", epochs=2, adapter=BOTTLENECK)
     [scores] = tune_model(tune, tmp_path / "model", tmp_path)[1e-2]

@@ -6,7 +6,7 @@ import runs
 from finetunings import FAMILIES, cola, tuning
 
 from jaxgrow import checkpoints
-from jaxgrow.checkpoints.source import flat
+from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.peft.lora import LoRA
 from train.data.text import load_tokenizer
@@ -34,9 +34,12 @@ def test_a_merged_export_equals_the_adapter_of_peft(tmp_path, family):
     runs.export(run, tmp_path / "merged")
 
     saved = adapting.load(run / "lora.npz")
-    head = {path: np.asarray(x) for path, x in flat(split(checkpoints.load(run)[1])[1]).items()}
+    head = {
+        path: np.asarray(x)
+        for path, x in leaves_by_path(split(checkpoints.load(run)[1])[1]).items()
+    }
     adapter = peft.PeftAdapter(saved.config, saved.adapter, saved.params, saved=head)
-    peft.save(tmp_path / "adapter", adapter)
+    peft.write_peft(tmp_path / "adapter", adapter)
 
     tokens = torch.tensor(np.random.default_rng(0).integers(1, 99, (3, 9)))
     classifier = hf.AutoModelForSequenceClassification

@@ -278,7 +278,7 @@ def test_raw_images_are_classified_as_the_run_reported(home, family, tmp_path):
         cache=str(tmp_path / "cache"),
         valid_fraction=0.5,
     )
-    orbax.export(home / family, MODELS[family], runs.fresh(MODELS[family]))
+    orbax.export_model(home / family, MODELS[family], runs.fresh(MODELS[family]))
     folder, reported = exported(
         FineTuning("colours", data, 1, 16, (1e-2,), optim=OPTIM), home, family
     )
@@ -294,7 +294,7 @@ def test_raw_images_are_classified_as_the_run_reported(home, family, tmp_path):
 
 def test_a_gray_model_accepts_images_of_the_pipeline(home):
     small = ViTConfig(**VISION | {"channels": 1}, image=8, layers=1, embed=16, heads=2, head_dim=8)
-    orbax.export(home / "gray", small, runs.fresh(small))
+    orbax.export_model(home / "gray", small, runs.fresh(small))
     folder, reported = exported(
         FineTuning("digits", Images("digits"), 1, 64, (1e-2,), optim=OPTIM), home, "gray"
     )

@@ -310,15 +310,15 @@ def test_a_run_does_not_begin_in_the_folder_of_a_model(tmp_path, name):
 
 def test_an_export_replaces_only_exports(run):
     params = runs.fresh(runs.MODEL)
-    orbax.export(run, runs.MODEL, params)
-    orbax.export(run, runs.MODEL, params)
+    orbax.export_model(run, runs.MODEL, params)
+    orbax.export_model(run, runs.MODEL, params)
     assert {p.name for p in run.iterdir()} == {"params", "jaxgrow.json"}
     (run / "params" / "SHA256SUMS").unlink()
     mine = (".exporting-notes", ".exporting-0123456789abcde/")
     for name in mine:
         (run / name).mkdir()
     (run / ".exporting-0123456789abcdef").mkdir()  # of a killed export
-    orbax.export(run, runs.MODEL, params)
+    orbax.export_model(run, runs.MODEL, params)
     names = {p.name for p in run.iterdir()}
     (aside,) = (name for name in names if name.startswith("damaged-params-"))
     assert [path for path in (run / aside).rglob("*") if path.is_file()]
@@ -326,7 +326,7 @@ def test_an_export_replaces_only_exports(run):
     elsewhere = (run / "params").rename(run / "elsewhere")
     (run / "params").symlink_to(elsewhere)
     before = sorted(p.name for p in elsewhere.iterdir())
-    orbax.export(run, replace(runs.MODEL), params)
+    orbax.export_model(run, replace(runs.MODEL), params)
     assert sorted(p.name for p in elsewhere.iterdir()) == before
     open_checkpoint(run)
 

@@ -24,7 +24,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import atomic_file, sync, sync_folder
-from jaxgrow.checkpoints.orbax import patient
+from jaxgrow.checkpoints.orbax import context_without_deadline
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError, is_full_disk
 from train.common.files import read_own
@@ -227,7 +227,7 @@ def _saving_options() -> ocp.Context:
     Replicas share the writing of large arrays only, because for small arrays they would compile
     slices without any gain.
     """
-    context = patient()
+    context = context_without_deadline()
     context.array.saving.min_slice_bytes_for_replica_parallel = 2**20
     # `restore` decides the sharding of the arrays.
     context.array.saving.enable_write_sharding_file = False

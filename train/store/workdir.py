@@ -455,7 +455,7 @@ class Workdir:
         """
         on_process_zero(self.still_alone)
         # A single process exports from the host, because this does not compile any program.
-        orbax.export(
+        orbax.export_model(
             self.folder,
             config,
             jax.device_get(params) if jax.process_count() == 1 else params,

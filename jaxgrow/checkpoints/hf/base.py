@@ -197,8 +197,8 @@ class Family:
           ValueError: keys are missing or have the wrong type, the sizes do not form a model, or
             settings are not supported. One message lists them all.
         """
-        wrong = layer_lists.problems(hf_config, self.layers_key, self.fields)
-        hf_config = layer_lists.with_own(hf_config, self.fields)
+        wrong = layer_lists.contradictions(hf_config, self.layers_key, self.fields)
+        hf_config = layer_lists.with_own_keys(hf_config, self.fields)
         values, follow = self._own_fields(hf_config, wrong)
         wrong += self._unsupported(hf_config)
         if not wrong:
@@ -328,11 +328,11 @@ class Family:
             unsaid = {key: allowed[0] for key, allowed in self.settings.items()} | dict(self.unsaid)
             out = unsaid | every | self.always(config)
         else:
-            now = layer_lists.without_old(
+            now = layer_lists.without_old_lists(
                 like, self.layers_key, config.depth, every, self.architecture
             )
             out = {**now, **self._changed(config, like, now, every), **self.always(config)}
-            out = layer_lists.consistent(out, like, every, config.layer_kinds)
+            out = layer_lists.consistent_keys(out, like, every)
         back = self.from_hf(out).run_as(config)
         self._check_read_back(config, back)
         return out

@@ -1,17 +1,15 @@
 """Which keys of ``config.json`` repeat each other, and do they agree with the number of layers?
 
-There are four kinds: lists with one entry per layer, lists of layer indices, numbers that are a
-shorter form of such a list, for example "every n-th layer has full attention", and synonyms.
+There are three kinds: lists with one entry per layer, numbers that are a shorter form of such a
+list, for example "every n-th layer has full attention", and synonyms.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
 
-from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.typed import Json
 
 # One entry per layer. Some of the keys may also hold one number for all layers.
-ENTRIES = (
+_ENTRIES = (
     *("layer_types", "layers_block_type", "mlp_layer_types", "block_types", "attention_layers"),
     *("no_rope_layers", "moe_layer_freq", "attn_type_list", "activation_sparsity_pattern"),
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -19,17 +17,17 @@ ENTRIES = (
     *("block_configs", "layer_group_types", "num_query_heads", "num_kv_heads", "ffn_multipliers"),
 )
 # Indices of layers.
-INDICES = (
+_INDICES = (
     *("mlp_only_layers", "moe_layers", "moe_layer_indices", "dense_layers", "attn_layer_indices"),
     *("full_attn_idxs", "global_attn_idxs", "full_attention_layers", "sliding_window_layers"),
 )
-# The number of further layers that predict tokens behind the next one. jaxgrow does not read them.
-FURTHER = (
-    *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_layers"),
-    "mtp_num_hidden_layers",
+# Numbers that stand for a list of the kinds of layers.
+_SHORT = (
+    *("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"),
+    "max_window_layers",
 )
 # Names that programs have for one number.
-SYNONYMS = (
+_SYNONYMS = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     ("hidden_size", "n_embd", "dim"),
     ("num_attention_heads", "n_head", "n_heads"),
@@ -43,92 +41,51 @@ SYNONYMS = (
     ),
 )
 # Entries that have no effect, because models without the list compute the same.
-_PLAIN = ("full_attention", "attention", 1)
-# Numbers that stand for a list: a letter of `jaxgrow.models.Config.layer_kinds`, and whether it is
-# the kind of the layers from this number on; otherwise of the last of every group of that many.
-SHORT: Mapping[str, tuple[str, bool]] = {
-    "sliding_window_pattern": ("f", False),
-    "_sliding_window_pattern": ("f", False),
-    "full_attention_interval": ("f", False),
-    "no_rope_layer_interval": ("n", False),
-    "max_window_layers": ("s", True),
-}
+_WITHOUT_EFFECT = ("full_attention", "attention", 1)
 
 
-def problems(theirs: Json, key: str, own: Collection[str]) -> list[str]:
+def contradictions(hf_config: Json, key: str, own: Collection[str]) -> list[str]:
     """Return a message about each key that contradicts another one.
 
     Args:
-      theirs: the content of ``config.json``.
+      hf_config: the content of ``config.json``.
       key: the key of the number of layers.
       own: the keys of numbers that the architecture reads.
     """
     wrong = [
-        f"{given[0]} is {theirs[given[0]]}, but {other} is {theirs[other]}, although both are the same number of the model. "
-        "Set both to the number that its weights have"
-        for _, every in _synonyms(theirs, own)
-        for given in [[name for name in every if theirs[name]]]
-        for other in given
-        if theirs[other] != theirs[given[0]]
+        f"{given[0]} is {hf_config[given[0]]}, but {other} is {hf_config[other]}, although both are the same number of the "
+        "model. Set both to the number that its weights have"
+        for _, given in _synonyms(hf_config, own)
+        for other in given[1:]
+        if hf_config[other] != hf_config[given[0]]
     ]
-    layers = theirs.get(key)
-    if type(layers) is not int:
-        return wrong
-    wrong += [
-        f"{name} has {len(found)} entries, but {key} is {layers}. If the folder has the weights of {layers} layers, "
-        f"write one entry for each of them into {name}; if it has the weights of {len(found)} layers, set {key} to {len(found)}"
-        for name, found in _lists(theirs, ENTRIES).items()
+    layers = hf_config.get(key)
+    return wrong + [
+        f"{name} has {len(found)} entries, but {key} is {layers}. Write one entry for each layer, or correct {key}"
+        for name, found in _lists(hf_config, _ENTRIES).items()
         if len(found) != layers
     ]
-    outside = [
-        f"{name} has layer {i}, but {key} is {layers}, so the last layer is {layers - 1}. Write the indices "
-        f"of layers of this model into {name}, counted from 0"
-        for name, found in _lists(theirs, INDICES).items()
-        for i in found
-        if type(i) is int and not 0 <= i < layers
-    ]
-    return wrong + outside[:1]
 
 
-def _lists(theirs: Json, names: Iterable[str]) -> dict[str, list[Any]]:
+def _lists(hf_config: Json, names: Iterable[str]) -> dict[str, list[object]]:
     """The keys of ``names`` whose value is a list."""
-    return {name: theirs[name] for name in names if isinstance(theirs.get(name), list)}
+    return {name: hf_config[name] for name in names if isinstance(hf_config.get(name), list)}
 
 
-def _synonyms(theirs: Json, own: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+def _synonyms(hf_config: Json, own: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     """The key of an architecture for each number, and all keys that a ``config.json`` has for it."""
-    for group in SYNONYMS:
+    for group in _SYNONYMS:
         if mine := [key for key in group if key in own]:
-            yield mine[0], [key for key in group if type(theirs.get(key)) is int]
+            yield mine[0], [key for key in group if type(hf_config.get(key)) is int]
 
 
-def with_own(theirs: Json, own: Collection[str]) -> Json:
+def with_own_keys(hf_config: Json, own: Collection[str]) -> Json:
     """Add the keys in ``own`` that are missing, if there is a synonym."""
-    found = {mine: theirs[given[0]] for mine, given in _synonyms(theirs, own) if given}
-    return {**found, **{k: v for k, v in theirs.items() if v is not None or k not in found}}
+    found = {mine: hf_config[given[0]] for mine, given in _synonyms(hf_config, own) if given}
+    return {**found, **{k: v for k, v in hf_config.items() if v is not None or k not in found}}
 
 
-def without_further(theirs: Json, key: str) -> tuple[Json, tuple[str, ...]]:
-    """Remove the number of the layers that predict further tokens, and their entries in lists.
-
-    Returns:
-      The new ``config.json``, and remarks for the user.
-    """
-    layers = theirs.get(key)
-    named = [n for n in FURTHER if type(theirs.get(n)) is int and theirs[n] > 0]
-    if type(layers) is not int or not named:
-        return theirs, ()
-    count = theirs[named[0]]
-    out = {name: value for name, value in theirs.items() if name not in named}
-    cut = {n: v[:layers] for n, v in _lists(out, ENTRIES).items() if len(v) == layers + count}
-    less = f", and {listed(list(cut))} without the {count} entries for them" if cut else ""
-    return out | cut, (
-        f"{named[0]} is {count}: these layers for the prediction of further tokens are not read. A "
-        f"new config.json is written without this key{less}",
-    )
-
-
-def without_old(like: Json, key: str, layers: int, written: Json, architecture: str) -> Json:
+def without_old_lists(like: Json, key: str, layers: int, written: Json, architecture: str) -> Json:
     """Remove the lists of another number of layers that the architecture does not write.
 
     `transformers` loads no ``config.json`` with a ``layer_types`` of another length.
@@ -136,9 +93,11 @@ def without_old(like: Json, key: str, layers: int, written: Json, architecture: 
     Raises:
       ValueError: such a list may change the function.
     """
-    old = _lists(like, {*ENTRIES, *INDICES} - written.keys()) if like.get(key) != layers else {}
+    if like.get(key) == layers:
+        return like
+    old = _lists(like, {*_ENTRIES, *_INDICES} - written.keys())
     for name, found in old.items():
-        if found and (name in INDICES or not all(entry in _PLAIN for entry in found)):
+        if found and (name in _INDICES or not all(entry in _WITHOUT_EFFECT for entry in found)):
             raise ValueError(
                 f"{name} of config.json has {len(found)} entries, but the new model has {layers} layers, and jaxgrow does "
                 f"not read the {name} of a {architecture}. Remove {name} from config.json if the model does not use it, or "
@@ -147,38 +106,19 @@ def without_old(like: Json, key: str, layers: int, written: Json, architecture: 
     return {name: value for name, value in like.items() if not old.get(name)}
 
 
-def consistent(out: Json, like: Json, written: Json, kinds: str) -> Json:
-    """Correct the keys of a new ``config.json`` that repeat others, or remove them.
+def consistent_keys(out: Json, like: Json, written: Json) -> Json:
+    """Correct the synonyms in a new ``config.json``, and remove short forms of changed lists.
 
     Args:
       out: the new content.
       like: the content that it follows.
       written: the keys that describe the model.
-      kinds: the kinds of its layers.
     """
     now = dict(out)
     for mine, given in _synonyms(out, written):
         now |= dict.fromkeys([mine, *given], written[mine]) if given else {}
-    lists = {"layer_types", "no_rope_layers"} & written.keys()
-    # Other architectures use these numbers in another way, if at all.
-    if lists and any(out.get(k) != like.get(k) for k in (*lists, *SYNONYMS[0])):
-        for key in [key for key in SHORT if type(out.get(key)) is int]:
-            every = (out[key], *range(len(kinds) + 2))
-            now[key] = next((n for n in every if _described(*SHORT[key], n, kinds)), None)
-    return {key: value for key, value in now.items() if value is not None or out[key] is None}
-
-
-def _described(letter: str, behind: bool, n: int, kinds: str) -> bool:
-    """Whether ``n`` stands for the layers of kind ``letter``."""
-    layers = [i for i in range(len(kinds)) if (i >= n if behind else n > 0 and (i + 1) % n == 0)]
-    return layers == [i for i, kind in enumerate(kinds) if kind == letter]
-
-
-def lost(before: Json, after: Json) -> list[str]:
-    """Return a note about each number that `consistent` removed from a ``config.json``."""
-    return [
-        f"the kinds of the new layers are not periodic, so {key} {spelt(before[key])} is not in the new config.json. Its "
-        "layer_types or no_rope_layers describe the layers; programs that do not read these lists compute another function"
-        for key in SHORT
-        if type(before.get(key)) is int and key not in after
-    ]
+    if any(
+        out.get(key) != like.get(key) for key in {"layer_types", "no_rope_layers"} & written.keys()
+    ):
+        now = {key: value for key, value in now.items() if key not in _SHORT}
+    return now

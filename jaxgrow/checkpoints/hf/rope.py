@@ -7,7 +7,6 @@ has several of them, they have the same priority as in `transformers`. It is an 
 """
 
 import math
-from typing import Any
 
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig, repeated_kinds
@@ -57,17 +56,16 @@ def read_rope(hf_config: Json, theta: float = 1e4, rotary: float | None = None) 
             f"rope_parameters has an entry for {sorted(nested)[0]}, but all layers of a {hf_config.get('model_type')} have the "
             "same rotary embeddings; give one entry for all layers"
         )
+    part = 1.0
     if rotary is None:
         _check_whole(hf_config, rope)
-    part = (
-        rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
-        if rotary is not None
-        else None
-    )
+    else:
+        part = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
+        part = rotary if part is None else part
     top = hf_config.get("original_max_position_embeddings")
     return {
         "rope_theta": float(rope.get("rope_theta") or hf_config.get("rope_theta") or theta),
-        "rotary": float((1.0 if rotary is None else rotary) if part is None else part),
+        "rotary": float(part),
         **_scaling(rope, hf_config.get("max_position_embeddings"), top),
     }
 
@@ -97,9 +95,9 @@ def read_layered_rope(
     nested = hf_config.get("rope_parameters") or {}
     full = {**(nested.get("full_attention") or {}), **(hf_config.get("rope_scaling") or {})}
     local = nested.get("sliding_attention") or {}
-    if _kind(local) != "default":
+    if _rope_type(local) != "default":
         raise ValueError(
-            f'rope_type of sliding_attention is {spelt(_kind(local))}, but only "default" is supported there'
+            f'rope_type of sliding_attention is {spelt(_rope_type(local))}, but only "default" is supported there'
         )
     _check_whole(hf_config, full, local)
     return {
@@ -122,7 +120,7 @@ def _check_whole(hf_config: Json, *ropes: Json) -> None:
             )
 
 
-def _kind(rope: Json) -> str:
+def _rope_type(rope: Json) -> str:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
@@ -134,10 +132,8 @@ def _scaling(rope: Json, context: int | None, before: int | None) -> Json:
       context: ``max_position_embeddings``.
       before: the context before the scaling, if it is at the top level.
     """
-    kind = _kind(rope)
-    # Older files have this name for longrope.
-    if kind == "su":
-        kind = "longrope"
+    # Older files have the first name for the second one.
+    kind = {"su": "longrope"}.get(_rope_type(rope), _rope_type(rope))
     if kind not in _SCALINGS:
         raise ValueError(
             f"rope_type is {spelt(kind)}, but only {', '.join(_SCALINGS)} are supported"
@@ -152,37 +148,22 @@ def _scaling(rope: Json, context: int | None, before: int | None) -> Json:
             f"original_max_position_embeddings is {spelt(before)}, but rope_type {kind} needs 2 or more"
         )
     fields: Json = {"rope_by": kind, "rope_context": before}
-    longer = (context or before) / before
-    if kind == "longrope":
-        return fields | _read_longrope(rope, longer, before)
-    fields["rope_factor"] = float(longer if rope["factor"] is None else rope["factor"])
-    if kind == "llama3":
-        fields |= {
-            "rope_low": float(rope["low_freq_factor"]),
-            "rope_high": float(rope["high_freq_factor"]),
-        }
-    if kind == "yarn":
-        fields |= {
-            "rope_low": float(rope.get("beta_slow") or 1),
-            "rope_high": float(rope.get("beta_fast") or 32),
-        }
-        fields["rope_truncated"] = bool(rope.get("truncate", True))
-        scale = rope.get("attention_factor")
-        fields["rope_scale"] = float(
-            _yarn_scale(fields["rope_factor"], rope) if scale is None else scale
-        )
-    return fields
-
-
-def _read_longrope(rope: Json, longer: float, before: int) -> Json:
-    factor = rope.get("factor")
+    factor = rope.get("factor") if kind == "longrope" else rope["factor"]
+    factor = float((context or before) / before if factor is None else factor)
     scale = rope.get("attention_factor")
-    factor = longer if factor is None else factor
-    return {
-        "rope_short": tuple(map(float, rope["short_factor"])),
-        "rope_long": tuple(map(float, rope["long_factor"])),
-        "rope_scale": float(_long_scale(factor, before) if scale is None else scale),
-    }
+    if kind == "llama3":
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return fields | {"rope_factor": factor, "rope_low": low, "rope_high": high}
+    if kind == "longrope":
+        fields["rope_short"] = tuple(map(float, rope["short_factor"]))
+        fields["rope_long"] = tuple(map(float, rope["long_factor"]))
+        usual = _long_scale(factor, before)
+    else:
+        low, high = float(rope.get("beta_slow") or 1), float(rope.get("beta_fast") or 32)
+        fields |= {"rope_factor": factor, "rope_low": low, "rope_high": high}
+        fields["rope_truncated"] = bool(rope.get("truncate", True))
+        usual = _yarn_scale(factor, rope)
+    return fields | {"rope_scale": float(usual if scale is None else scale)}
 
 
 def _long_scale(factor: float, before: int) -> float:
@@ -211,39 +192,37 @@ def _yarn_scale(factor: float, rope: Json) -> float:
 
 def written_rope(config: LlamaConfig) -> Json:
     """Return heads and rotary embeddings as transformers 4 writes them and 5 reads them."""
-    scaling: Any = _written_scaling(config)
     return {
         "head_dim": config.head_dim,
         "num_key_value_heads": config.kv_heads,
         "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
+        "rope_scaling": _written_scaling(config),
     }
 
 
 def _written_scaling(config: LlamaConfig) -> Json | None:
-    by = config.rope_by
-    before = {"original_max_position_embeddings": config.rope_context}
-    out: Json
-    if by == "longrope":
-        out = {
-            "short_factor": list(config.rope_short),
-            "long_factor": list(config.rope_long),
-        } | before
-        usual = _long_scale(config.context / config.rope_context, config.rope_context)
-    elif config.rope_factor == 1:
+    by, low, high = config.rope_by, config.rope_low, config.rope_high
+    if config.rope_factor == 1 and by != "longrope":
         return None
+    out: Json = {"rope_type": by}
+    usual = config.rope_scale
+    if by == "longrope":
+        out |= {"short_factor": [*config.rope_short], "long_factor": [*config.rope_long]}
+        usual = _long_scale(config.context / config.rope_context, config.rope_context)
     else:
-        out = {"factor": config.rope_factor} | (before if by in ("llama3", "yarn") else {})
-        usual = _yarn_scale(config.rope_factor, {}) if by == "yarn" else config.rope_scale
+        out["factor"] = config.rope_factor
+    if by not in ("linear", "dynamic"):
+        out["original_max_position_embeddings"] = config.rope_context
     if by == "llama3":
-        out |= {"low_freq_factor": config.rope_low, "high_freq_factor": config.rope_high}
+        out |= {"low_freq_factor": low, "high_freq_factor": high}
     if by == "yarn":
-        out |= {"beta_slow": config.rope_low, "beta_fast": config.rope_high}
+        out |= {"beta_slow": low, "beta_fast": high}
         out |= {} if config.rope_truncated else {"truncate": False}
+        usual = _yarn_scale(config.rope_factor, {})
     # Older versions of transformers do not have this key, so it is written only if it is needed.
     if config.rope_scale != usual:
         out["attention_factor"] = config.rope_scale
-    return {"rope_type": by} | out
+    return out
 
 
 # --- windows ---

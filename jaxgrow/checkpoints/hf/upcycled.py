@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.source import Grown, Leaf, Source, flat, initial_layout, nested
+from jaxgrow.checkpoints.source import (
+    Grown,
+    Leaf,
+    Source,
+    initial_layout,
+    leaves_by_path,
+    tree_from_paths,
+)
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models.upcycling import add_router_noise
 
@@ -73,11 +80,13 @@ class Upcycled(Grown):
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         routers = self.leaves[ROUTER]
-        names = nested({ROUTER: self.leaves[ROUTER].names})
-        zeros = nested({ROUTER: np.zeros(routers.shape, routers.dtype)})
+        names = tree_from_paths({ROUTER: self.leaves[ROUTER].names})
+        zeros = tree_from_paths({ROUTER: np.zeros(routers.shape, routers.dtype)})
         # The number of parts into which an expert was split.
         parts = source.sizes()["mlp"] // self.config.mlp
-        self._routers = np.asarray(flat(add_router_noise(zeros, names, seed, group=parts))[ROUTER])
+        self._routers = np.asarray(
+            leaves_by_path(add_router_noise(zeros, names, seed, group=parts))[ROUTER]
+        )
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         if path == ROUTER:

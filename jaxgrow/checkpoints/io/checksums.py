@@ -50,19 +50,14 @@ def damage(folder: Path, sums: "Sums | None" = None) -> str | None:
     """
     kind = sums or Sums(NAME, sha256)
     if not (folder / kind.name).is_file():
-        return (
-            f"it has no {kind.name}. The file was lost, or the folder was saved by an older version"
-        )
+        return f"it has no {kind.name}. The file was lost"
     try:
         with checked_path(folder, kind.name).open() as file:
             content = file.read(_LARGEST)
     except UntrustedError as error:
         return str(error)
-    lines = content.decode(errors="replace").splitlines()
-    sealed: dict[str, str] = {}
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        sealed[name] = digest
+    lines = (line.partition("  ") for line in content.decode(errors="replace").splitlines())
+    sealed = {name: digest for digest, _, name in lines}
     there = _files(folder) - {kind.name}
     # Without this line, an emptied folder would equal its emptied checksums.
     wrong = [] if sealed and content == _text(sealed) else [f"{kind.name} has changed"]

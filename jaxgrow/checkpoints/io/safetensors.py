@@ -132,7 +132,7 @@ class Tensor:
         )
 
 
-def tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder by name.
 
     They are in ``model.safetensors``, or in the shards that ``model.safetensors.index.json`` lists.
@@ -143,7 +143,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
       CheckpointError: there are no such files, or they are damaged.
     """
     if os.path.lexists(folder / _FILE):
-        return header(inside(folder, _FILE))
+        return read_header(inside(folder, _FILE))
     if not os.path.lexists(folder / _INDEX):
         pickled = sorted(
             f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")
@@ -157,8 +157,8 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     where = _indexed(folder)
     found: dict[str, Tensor] = {}
     # `inside` refuses the name of a file elsewhere, also if there is no such file.
-    for file in sorted(set(where.values()) - {*absent(folder)}):
-        for name, tensor in header(inside(folder, file)).items():
+    for file in sorted(set(where.values()) - {*absent_files(folder)}):
+        for name, tensor in read_header(inside(folder, file)).items():
             if where.get(name) == file:
                 found[name] = tensor
     return found
@@ -182,14 +182,14 @@ def _indexed(folder: Path) -> dict[str, str]:
     return where
 
 
-def absent(folder: Path) -> list[str]:
+def absent_files(folder: Path) -> list[str]:
     """Return the names of files in the folder that the index names, but that are missing."""
     named = {name for name in _indexed(folder).values() if name == Path(name).name}
     return sorted(name for name in named if not os.path.lexists(folder / name))
 
 
-def unread(folder: Path) -> list[str]:
-    """Return a note if `tensors` does not read all files of weights of a model in a folder."""
+def unread_files(folder: Path) -> list[str]:
+    """Return a note if `read_tensors` does not read all files of weights of a model in a folder."""
     where = _indexed(folder)
     read = {_INDEX, *where.values()} if where else {_FILE}
     other = sorted(
@@ -203,7 +203,7 @@ def unread(folder: Path) -> list[str]:
     return [f"{which} were read; these other weights were not: {listed(other)}"] if other else []
 
 
-def header(file: CheckedPath | Path) -> dict[str, Tensor]:
+def read_header(file: CheckedPath | Path) -> dict[str, Tensor]:
     """Return the tensors of one file by name.
 
     Args:

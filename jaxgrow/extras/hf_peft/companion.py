@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxgrow.checkpoints.io.files import ADAPTER
 from jaxgrow.checkpoints.source import Checkpoint, Source
 from jaxgrow.checkpoints.writing import COMPANIONS, Output
-from jaxgrow.extras.hf_peft.reading import load_beside
+from jaxgrow.extras.hf_peft.reading import read_peft_beside
 from jaxgrow.extras.hf_peft.saving import module_ranks, write_into
 from jaxgrow.growth.maps import Growth
 
@@ -20,28 +19,21 @@ class GrownLoRA:
       folder: the folder of the LoRA.
 
     Raises:
-      CheckpointError: as `load_beside`.
+      CheckpointError: as `read_peft_beside`.
       ValueError: the growth does not fit the LoRA.
     """
 
     def __init__(self, source: Checkpoint, growth: Growth, folder: str | Path):
         self.folders: Sequence[Path] = [Path(folder).expanduser()]
-        self._adapter = load_beside(folder, source).grown(growth)
+        self._adapter = read_peft_beside(folder, source).grown(growth)
         ranks = sorted({*module_ranks(self._adapter).values()})
         modules = len(self._adapter.lora.targets)
         text = f"with LoRA: {modules} modules of rank {' and '.join(map(str, ranks))}"
-        self.notes: Sequence[str] = [text, *self._adapter.notes]
-        if self._adapter.gains:
-            self.notes = [
-                *self.notes,
-                "transformers 5 loads the DoRA in the folder of its model without its magnitudes. "
-                f"Move {' and '.join(ADAPTER)} to another folder and load them with "
-                "PeftModel.from_pretrained, or merge the DoRA into its model before growing",
-            ]
+        self.notes: Sequence[str] = [text]
 
     def write(self, part: Path, model: Source, output: Output) -> list[str]:
         """Write the LoRA beside its model."""
-        return write_into(part, self._adapter, model, str(output.dst))
+        return write_into(part, self._adapter, str(output.dst))
 
 
 COMPANIONS.add("lora", GrownLoRA)

@@ -1,15 +1,13 @@
-"""A LoRA in the layout of PEFT, in memory: factors, gains and complete leaves."""
+"""A LoRA in the layout of PEFT, in memory: factors and complete leaves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxgrow.axes.names import Params, split_kernel
+from jaxgrow.axes.names import Params
 from jaxgrow.checkpoints.hf.base import Family
-from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.source import Source, flat, initial_layout, nested
-from jaxgrow.extras.hf_peft import dora
+from jaxgrow.checkpoints.source import initial_layout, leaves_by_path, tree_from_paths
 from jaxgrow.extras.peft import lora
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.apply import grow, grow_leaf
@@ -29,8 +27,6 @@ class PeftAdapter:
       config: the config of the adapted model, with the head that the adapter holds.
       lora: the rank, the scale and the modules.
       factors: the factors, as from `jaxgrow.extras.peft.lora.init_lora`.
-      gains: the gain of each output of the kernels of a DoRA, ``[layers, *outputs]``, by module;
-        empty for a LoRA.
       saved: complete trained leaves of the model, by path (``modules_to_save``). They replace the
         leaves of the base model.
       about: the ``adapter_config.json`` that was read.
@@ -38,18 +34,15 @@ class PeftAdapter:
         ``config``.
       older: whether the modules have the names of transformers 4, where transformers 5 has
         other names.
-      notes: remarks for the user about the adapter.
     """
 
     config: Config
     lora: LoRA
     factors: Params
-    gains: Mapping[str, np.ndarray] = field(default_factory=dict)
     saved: Mapping[str, np.ndarray] = field(default_factory=dict)
     about: Json = field(default_factory=dict)
     family: Family | None = None
     older: bool = False
-    notes: tuple[str, ...] = ()
 
     def grown(self, growth: Growth) -> "PeftAdapter":
         """Return the adapter of the grown model.
@@ -61,8 +54,7 @@ class PeftAdapter:
           growth: the growth of the model.
 
         Raises:
-          ValueError: as from `jaxgrow.extras.peft.lora.lora_growth` and `jaxgrow.grow`, or the growth of a DoRA
-            is not a DoRA.
+          ValueError: as from `jaxgrow.extras.peft.lora.lora_growth` and `jaxgrow.grow`.
         """
         axes = self.config.axes()
         rules = lora.lora_growth(growth, self.lora, axes)
@@ -71,15 +63,7 @@ class PeftAdapter:
             config=self.config.resized(growth),
             lora=self.lora.resized(rules),
             factors=grow(rules, self.factors, lora.lora_axes(self.lora, axes)),
-            gains={module: self._grown_gain(growth, module) for module in self.gains},
             saved={path: self._grown_leaf(growth, path) for path in self.saved},
-        )
-
-    def _grown_gain(self, growth: Growth, module: str) -> np.ndarray:
-        path = f"{module}/kernel"
-        names = initial_layout(self.config)[path][0]
-        return dora.grown(
-            self.gains[module], terms(growth, path, names), split_kernel(names), module
         )
 
     def _grown_leaf(self, growth: Growth, path: str) -> np.ndarray:
@@ -99,25 +83,8 @@ class PeftAdapter:
           ValueError: neither the model nor the adapter has all leaves.
         """
         expected = initial_layout(self.config)
-        leaves = flat(params) | dict(self.saved)
+        leaves = leaves_by_path(params) | dict(self.saved)
         if lost := expected.keys() - leaves:
             raise ValueError(f"neither the model nor the adapter has {', '.join(sorted(lost))}")
-        own = nested({path: leaves[path] for path in expected})
-        merged = lora.merge_lora(own, self.factors, self.lora)
-        kernels = {module: split_kernel(expected[f"{module}/kernel"][0]) for module in self.gains}
-        return nested(dora.multiplied(flat(merged), self.gains, kernels))
-
-    def check_base(self, base: Source | None) -> None:
-        """Check that a DoRA has a base model.
-
-        Args:
-          base: the base model.
-
-        Raises:
-          CheckpointError: it has none.
-        """
-        if self.gains and base is None:
-            raise CheckpointError(
-                "the adapter is a DoRA, whose magnitudes are norms of the kernels of its base "
-                "model: give its folder (like=...)"
-            )
+        own = tree_from_paths({path: leaves[path] for path in expected})
+        return lora.merge_lora(own, self.factors, self.lora)

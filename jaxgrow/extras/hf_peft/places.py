@@ -1,11 +1,9 @@
 """Under which names does PEFT store the factors of the kernels of a model?"""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
-
-import numpy as np
 
 from jaxgrow.axes.names import READ, KernelAxes, Names, axis_kind, axis_of, split_kernel
 from jaxgrow.checkpoints.hf.base import Family
@@ -13,9 +11,8 @@ from jaxgrow.checkpoints.hf.registry import FAMILIES
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.hf.tensor_layout import INPUT, TensorLayout
 from jaxgrow.checkpoints.io.files import ADAPTER
-from jaxgrow.checkpoints.source import Source, initial_layout
-from jaxgrow.extras.hf_peft import dora
-from jaxgrow.extras.peft.lora import RANK, LoRA
+from jaxgrow.checkpoints.source import initial_layout
+from jaxgrow.extras.peft.lora import RANK
 from jaxgrow.models import Config
 
 CONFIG, WEIGHTS = ADAPTER
@@ -46,11 +43,17 @@ class ModuleNames(NamedTuple):
             of_experts = "experts" in f"{stored.name} {stored.layout}"
             if path.endswith("/kernel") and "{layers}" in stored.name and not of_experts:
                 axes = initial_layout(config)[path][0]
-                of = Factors(
-                    path.removesuffix("/kernel"), split_kernel(axes), *factor_layouts(stored, axes)
-                )
+                factors = factor_layouts(stored, axes)
+                of = Factors(path.removesuffix("/kernel"), split_kernel(axes), *factors, stored)
                 found.setdefault(stored.name.removesuffix(".weight"), []).append(of)
         return found
+
+    def of_layers(self, config: Config) -> Iterator[tuple[str, int, list["Factors"]]]:
+        """Yield the module of each layer that may have a LoRA: its name, the layer, and its kernels."""
+        sizes = config.sizes()
+        for pattern, group in self.modules(config).items():
+            for layer in range(group[0].layers(sizes)):
+                yield pattern.format(layers=layer), layer, group
 
 
 class Factors(NamedTuple):
@@ -60,12 +63,7 @@ class Factors(NamedTuple):
     kernel: KernelAxes
     a: TensorLayout
     b: TensorLayout
-
-    @property
-    def magnitude(self) -> TensorLayout:
-        """The place of the magnitudes of a DoRA, one for each output."""
-        name = self.b.name.replace("lora_B.weight", "lora_magnitude_vector")
-        return replace(self.b, name=name, layout=self.b.layout.removesuffix(f" {RANK}"))
+    weight: TensorLayout
 
     @property
     def sides(self) -> tuple[tuple[str, TensorLayout, tuple[str, ...]], ...]:
@@ -79,12 +77,10 @@ class Factors(NamedTuple):
         """The number of layers of the kernel."""
         return sizes[axis_of(self.kernel.stacked[0])]
 
-    def norms(
-        self, base: Source, layer: int, own: LoRA, leaves: Mapping[str, np.ndarray]
-    ) -> np.ndarray:
-        """The norm of the adapted weights of each output of one layer, as float32."""
-        a, b = (np.asarray(leaves[f"{self.module}/{leaf}"][layer]) for leaf in "ab")
-        return dora.norms(base, self.module, self.kernel, layer, own, a, b)
+    @property
+    def reads_first(self) -> bool:
+        """Whether the weight has its input axes before its output axes."""
+        return self.weight.groups[0] in self.a.groups
 
 
 def factor_layouts(kernel: TensorLayout, names: Names) -> tuple[TensorLayout, TensorLayout]:
@@ -109,7 +105,7 @@ def factor_layouts(kernel: TensorLayout, names: Names) -> tuple[TensorLayout, Te
     return first, replace(kernel, name=f"{module}.lora_B.weight", layout=" ".join([*outputs, RANK]))
 
 
-def architectures(config: Config) -> list[Family]:
+def storing_families(config: Config) -> list[Family]:
     """Return the architectures that store a model of ``config``.
 
     Raises:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgrow.axes.names import axis_of, layers_of, split_kernel
-from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.axes.names import layers_of
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import ADAPTER, CheckpointError, write_json
 from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.opening import open_checkpoint
-from jaxgrow.checkpoints.source import Checkpoint, Source, flat, initial_layout
+from jaxgrow.checkpoints.source import Checkpoint, initial_layout, leaves_by_path
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.places import (
     CONFIG,
@@ -22,18 +21,17 @@ from jaxgrow.extras.hf_peft.places import (
     WEIGHTS,
     Factors,
     ModuleNames,
-    architectures,
+    storing_families,
 )
 from jaxgrow.extras.peft import lora
 from jaxgrow.extras.peft.lora import RANK
-from jaxgrow.models import Config
 from jaxgrow.typed import Json
 
 # These keys are copied from the file that was read.
 _CARRIED = ("task_type", "auto_mapping", "lora_dropout", "inference_mode")
 
 
-def save(
+def write_peft(
     folder: str | Path,
     adapter: PeftAdapter,
     like: str | Path | Checkpoint | None = None,
@@ -50,7 +48,7 @@ def save(
       folder: the new folder.
       adapter: the LoRA.
       like: the base model, or its folder, after which the modules are named. Without it,
-        ``adapter.family`` decides. A DoRA needs it.
+        ``adapter.family`` decides.
       overwrite: whether to replace an existing adapter, after the new one is complete.
 
     Raises:
@@ -60,34 +58,28 @@ def save(
     base = open_checkpoint(like) if isinstance(like, str | Path) else like
     if base is not None:
         adapter = replace(adapter, family=family_for(adapter.config, base.hf_config)[0])
-    adapter.check_base(base)
     with atomic_folder(Path(folder), [], overwrite) as part:
-        write_into(part, adapter, base)
+        write_into(part, adapter)
 
 
-def write_into(
-    folder: Path, adapter: PeftAdapter, of: Source | None, base: str | None = None
-) -> list[str]:
+def write_into(folder: Path, adapter: PeftAdapter, base: str | None = None) -> list[str]:
     """Write the two files of a LoRA into a folder that exists.
 
     Args:
       folder: the folder.
       adapter: the LoRA.
-      of: its base model, whose kernels determine the magnitudes of a DoRA.
       base: the name of the base model that the files record.
 
     Returns:
       The names of the files.
 
     Raises:
-      CheckpointError: as `save`.
+      CheckpointError: as `write_peft`.
     """
-    adapter.check_base(of)
-    family = adapter.family or architectures(adapter.config)[0]
-    names = ModuleNames(family, adapter.older)
-    tensors, ranks = _factor_tensors(adapter, names, of)
+    names = _module_names(adapter)
+    tensors, ranks = _factor_tensors(adapter, names)
     saved, whole = _saved_tensors(adapter, names)
-    about = _settings(adapter, family, ranks, base)
+    about = _adapter_config(adapter, names, ranks) | {"base_model_name_or_path": base}
     if whole:
         about["modules_to_save"] = adapter.about.get("modules_to_save") or whole
     content = {PREFIX + name: np.ascontiguousarray(x) for name, x in (tensors | saved).items()}
@@ -98,127 +90,75 @@ def write_into(
 
 
 def module_ranks(adapter: PeftAdapter) -> dict[str, int]:
-    """Return the rank of each module as `save` writes it, without the parts that are zero.
+    """Return the rank of each module as `write_peft` writes it, without the parts that are zero.
 
     Raises:
-      CheckpointError: as `save`.
+      CheckpointError: as `write_peft`.
     """
-    family = adapter.family or architectures(adapter.config)[0]
-    return _factor_tensors(adapter, ModuleNames(family, adapter.older), None)[1]
+    return _factor_tensors(adapter, _module_names(adapter))[1]
 
 
-def _settings(
-    adapter: PeftAdapter, family: Family, ranks: Mapping[str, int], base: str | None
-) -> Json:
+def _module_names(adapter: PeftAdapter) -> ModuleNames:
+    return ModuleNames(adapter.family or storing_families(adapter.config)[0], adapter.older)
+
+
+def _adapter_config(adapter: PeftAdapter, names: ModuleNames, ranks: Mapping[str, int]) -> Json:
     """The ``adapter_config.json``, in which the most frequent rank is the default."""
     scale = adapter.lora.scale
     rank = Counter(ranks.values()).most_common(1)[0][0]
-    about = {key: adapter.about[key] for key in _CARRIED if key in adapter.about}
+    group = next(group for _, _, group in names.of_layers(adapter.config))
+    about: Json = {key: adapter.about[key] for key in _CARRIED if key in adapter.about}
     about |= {
         "peft_type": "LORA",
-        "base_model_name_or_path": base,
         "target_modules": list(ranks),
         "bias": "none",
         "r": rank,
         "lora_alpha": scale * rank,
-        "fan_in_fan_out": _reads_first(family, adapter.config),
+        # Whether the kernels of the base model have their inputs first, as in GPT-2.
+        "fan_in_fan_out": group[0].reads_first,
     }
-    if adapter.gains:
-        about["use_dora"] = True
-    other = {module: r for module, r in ranks.items() if r != rank}
-    if other:
+    if other := {module: r for module, r in ranks.items() if r != rank}:
         about["rank_pattern"] = other
         about["alpha_pattern"] = {module: scale * r for module, r in other.items()}
     return about
 
 
 def _factor_tensors(
-    adapter: PeftAdapter, names: ModuleNames, base: Source | None
+    adapter: PeftAdapter, names: ModuleNames
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Return the tensors of the factors, and the rank of each module that has a LoRA."""
-    sizes = adapter.config.sizes()
-    leaves = {path: np.asarray(x) for path, x in flat(adapter.factors).items()}
-    tensors = {}
-    ranks = {}
-    for pattern, group in _groups(adapter, names).items():
-        for layer in range(group[0].layers(sizes)):
-            a, b = _module(group, leaves, layer, {**sizes, RANK: adapter.lora.rank})
-            live = np.logical_or(a.any(1), b.any(0))
-            if adapter.gains and base is not None:
-                magnitudes = _magnitudes(group, adapter, leaves, layer, base)
-                # PEFT needs a factor of each module with magnitudes, even if it is zero.
-                live = live | (np.arange(len(live)) == 0) if magnitudes else np.zeros_like(live)
-                tensors |= magnitudes
-            if live.any():
-                module = pattern.format(layers=layer)
-                tensors[f"{module}.lora_A.weight"] = a[live]
-                tensors[f"{module}.lora_B.weight"] = b[:, live]
-                ranks[module] = int(live.sum())
-    if not ranks:
-        raise CheckpointError("all factors of the LoRA are zero, so there is nothing to write")
-    return tensors, ranks
-
-
-def _groups(adapter: PeftAdapter, names: ModuleNames) -> dict[str, list[Factors]]:
-    """The kernels with a LoRA, by the module of the base model.
+    """Return the tensors of the factors, and the rank of each module that has a LoRA.
 
     Raises:
-      CheckpointError: the architecture has no place for the LoRA of a kernel.
+      CheckpointError: all factors are zero, or the architecture has no place for the LoRA of a
+        kernel.
     """
     own = set(lora.lora_kernels(adapter.lora, adapter.config.axes()))
-    groups = {}
-    for pattern, places in names.modules(adapter.config).items():
-        group = [place for place in places if place.module in own]
-        if group:
-            groups[pattern] = group
-    lost = own - {place.module for group in groups.values() for place in group}
-    if lost:
+    if lost := own - {p.module for _, _, group in names.of_layers(adapter.config) for p in group}:
         raise CheckpointError(
             f"{', '.join(sorted(lost))}: the layers of {names.family.architecture} do not have "
             "such a kernel, so PEFT cannot have a LoRA there. Merge the LoRA "
             "(jaxgrow.extras.peft.lora.merge_lora)"
         )
-    return groups
+    sizes = {**adapter.config.sizes(), RANK: adapter.lora.rank}
+    leaves = {path: np.asarray(x) for path, x in leaves_by_path(adapter.factors).items()}
+    tensors: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
+    for module, layer, places in names.of_layers(adapter.config):
+        group = [place for place in places if place.module in own]
+        if not group:
+            continue
+        a, b = _module_factors(group, leaves, layer, sizes)
+        live = np.logical_or(a.any(1), b.any(0))
+        if live.any():
+            tensors[f"{module}.lora_A.weight"] = a[live]
+            tensors[f"{module}.lora_B.weight"] = b[:, live]
+            ranks[module] = int(live.sum())
+    if not ranks:
+        raise CheckpointError("all factors of the LoRA are zero, so there is nothing to write")
+    return tensors, ranks
 
 
-def _magnitudes(
-    group: list[Factors],
-    adapter: PeftAdapter,
-    leaves: Mapping[str, np.ndarray],
-    layer: int,
-    base: Source,
-) -> dict[str, np.ndarray]:
-    """Return the magnitudes of one module of a layer of a DoRA.
-
-    The result is empty if all weights of the module are zero, or if the DoRA does not change it.
-
-    Raises:
-      CheckpointError: some outputs of the module have only zero weights, and others do not.
-    """
-    out: dict[str, np.ndarray] = {}
-    sizes = adapter.config.sizes()
-    gains = [adapter.gains[place.module][layer] for place in group]
-    norms = [place.norms(base, layer, adapter.lora, leaves) for place in group]
-    unchanged = all(
-        (gain == 1).all() and not leaves[f"{p.module}/b"][layer].any()
-        for p, gain in zip(group, gains, strict=True)
-    )
-    if unchanged or not any(norm.any() for norm in norms):
-        return out
-    if not all(norm.all() for norm in norms):
-        raise CheckpointError(
-            f"{group[0].module}: some outputs of layer {layer} have only zero weights, and a DoRA "
-            "divides by their norm. Merge the DoRA into its model with PEFT (merge_and_unload), "
-            "and grow the merged model"
-        )
-    for place, gain, norm in zip(group, gains, norms, strict=True):
-        stored = place.magnitude
-        name = stored.name.format(layers=layer)
-        out[name] = stored.to_tensor(gain * norm, place.kernel.written, sizes, out.get(name))
-    return out
-
-
-def _module(
+def _module_factors(
     group: list[Factors], leaves: Mapping[str, np.ndarray], layer: int, sizes: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return A [rank, inputs] and B [outputs, rank] of a module from the factors of its kernels."""
@@ -226,8 +166,8 @@ def _module(
     b: list[np.ndarray] = []
     for place in group:
         x, y = (
-            s.to_tensor(leaves[f"{place.module}/{leaf}"][layer], names, sizes)
-            for leaf, s, names in place.sides
+            layout.to_tensor(leaves[f"{place.module}/{leaf}"][layer], names, sizes)
+            for leaf, layout, names in place.sides
         )
         same = next((i for i, other in enumerate(a) if np.array_equal(other, x)), None)
         if same is None:
@@ -246,27 +186,12 @@ def _saved_tensors(
     named: set[str] = set()
     every = adapter.about.get("modules_to_save") or not adapter.about
     sizes = adapter.config.sizes()
-    for path, x in adapter.saved.items():
+    for path, leaf in adapter.saved.items():
         axes = initial_layout(adapter.config)[path][0]
-        stored = names.of(adapter.config)[path]
-        layers = stored.layers(range(len(x)) if layers_of(axes) else (None,))
-        for layer in layers:
-            name = stored.name.format(layers=layer)
-            out[name] = stored.to_tensor(
-                np.asarray(x) if layer is None else np.asarray(x[layer]), axes, sizes, out.get(name)
-            )
+        place = names.of(adapter.config)[path]
+        for layer in place.layers(range(len(leaf)) if layers_of(axes) else (None,)):
+            name = place.name.format(layers=layer)
+            x = np.asarray(leaf if layer is None else leaf[layer])
+            out[name] = place.to_tensor(x, axes, sizes, out.get(name))
             named |= {name.rpartition(".")[0]} if every or path not in RESAVED else set()
     return out, sorted(named)
-
-
-def _reads_first(family: Family, config: Config) -> bool:
-    """Whether the kernels of the base model have their inputs first, as in GPT-2."""
-    layered = {
-        p: s
-        for p, s in family.names(config).items()
-        if p.endswith("/kernel") and "{layers}" in s.name
-    }
-    path, stored = next(iter(layered.items()))
-    return stored.layout.replace("(", " ").split()[0] == axis_of(
-        split_kernel(initial_layout(config)[path][0]).read[0]
-    )

@@ -169,7 +169,7 @@ def _grow_kind(
     power = 1 if root else power
     source = _GrownState(_StateOf(model, of, power, root), growth, policy, power)
     tensors = {}
-    for planned in storage.planned(source, _gradient_family(grown.family, power)):
+    for planned in storage.planned_tensors(source, _gradient_family(grown.family, power)):
         x = planned.content()
         assert isinstance(x, np.ndarray)
         if policy != "asymmetric" or x.any():
@@ -505,7 +505,7 @@ def read_safetensors(
     Raises:
       CheckpointError: no tensor belongs to a parameter of the model.
     """
-    stored = safetensors.header(chosen_file(file))
+    stored = safetensors.read_header(chosen_file(file))
     state = OptimizerState({}, {})
     for key, (name, kind) in state_keys(stored, model).items():
         tensor = stored[key]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from checkpoints import change, contents, tensors
-from families import ENCODER, SETTINGS
+from families import SETTINGS
 from transformers_models import (
     answered,
     assert_alike,
@@ -273,29 +273,6 @@ def test_a_model_without_padding_classifies_a_single_text(tmp_path):
             model(torch.tensor(given(config)))
 
 
-@pytest.mark.parametrize("head", ["BertForMultipleChoice", "BertLMHeadModel"])
-def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys, head):
-    folder = made(tmp_path / "a", "BertForSequenceClassification")
-    change(folder, architectures=[head])
-    assert program.main(["inspect", str(folder)]) == 1
-    assert "another head; load it as BertModel in transformers" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("architecture", "other", "setting"),
-    [
-        ("BertForMaskedLM", "BertLMHeadModel", "is_decoder"),
-    ],
-)
-def test_settings_are_reported_before_another_head(tmp_path, capsys, architecture, other, setting):
-    """With the supported head, the model would be refused as well."""
-    folder = made(tmp_path / "a", architecture)
-    change(folder, architectures=[other], **{setting: True})
-    assert program.main(["inspect", str(folder)]) == 1
-    said = capsys.readouterr().err
-    assert f"head; {setting} is true, but jaxgrow supports {architecture} only with false" in said
-
-
 def test_the_head_of_masked_tokens_in_files_of_pre_training_is_read(tmp_path, capsys):
     config = transformers.BertConfig(**SETTINGS["BertForMaskedLM"][0], initializer_range=0.3)
     transformers.BertForPreTraining(config).save_pretrained(tmp_path)
@@ -311,8 +288,8 @@ def test_the_head_of_masked_tokens_in_files_of_pre_training_is_read(tmp_path, ca
 @pytest.mark.parametrize(
     ("change_to", "message"),
     [
-        ({"layer_types": ["mamba", "attention"]}, 'layer_types has "mamba", but jaxgrow supports'),
-        ({"layer_types": None}, 'layer_types has "linear_attention", but'),
+        ({"layer_types": ["mamba", "attention"]}, 'layer_types is ["mamba", "attention"] and'),
+        ({"layer_types": None}, 'layer_types is ["linear_attention"] and'),
         ({"layer_types": ["attention"]}, "layer_types has 1 entries, but"),
         ({"num_local_experts": 4}, "num_local_experts is 4, but"),
     ],
@@ -343,22 +320,6 @@ def test_the_published_head_of_a_deberta_keeps_its_names(tmp_path):
     wide = ("--embed", 24, "--heads", 4, "--mlp", 40)
     run("grow", tmp_path / "b", tmp_path / "wide", "--method", "hypercloning", *wide)
     assert_kept(assert_alike(tmp_path / "wide"), before)
-
-
-def test_bare_models_of_transformers_are_read_as_bodies(tmp_path, capsys):
-    """One without an architecture is told what it lacks: another head would have random weights."""
-    gpt2 = transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
-    transformers.GPT2Model(gpt2).save_pretrained(tmp_path / "gpt2")
-    assert_alike(tmp_path / "gpt2")
-    change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
-    assert_alike(tmp_path / "gpt2")  # the head is the token embedding
-    made(tmp_path / "deit", "DeiTForImageClassification")
-    change(tmp_path / "deit", architectures=["DeiTModel"])
-    assert program.main(["inspect", str(tmp_path / "deit")]) == 1
-    assert (
-        "a model without its head; give the folder of the DeiTForImageClassification from which this model was extracted"
-        in capsys.readouterr().err
-    )
 
 
 @pytest.mark.parametrize(
@@ -430,56 +391,6 @@ def test_only_even_copies_preserve_hidden_state_models(tmp_path, capsys):
         assert said in capsys.readouterr().out
     assert program.main(["report", str(folder), str(tmp_path / "b24")]) == 1
     assert "the hidden states have 12 and 24 features" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("published", [False, True])
-def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, capsys):
-    """Its logits on text equal the full model's; a published ``text_config`` omits defaults."""
-    text = SETTINGS["Gemma3ForCausalLM"][0] | {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "pad_token_id": 0,
-    }
-    vision = ENCODER | {"num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
-    special = {
-        "mm_tokens_per_image": 4,
-        "image_token_index": 10,
-        "boi_token_index": 8,
-        "eoi_token_index": 9,
-    }
-    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **special)
-    torch.manual_seed(0)
-    model = transformers.Gemma3ForConditionalGeneration(config).eval()
-    model.save_pretrained(tmp_path / "a")
-    if published:
-        said = json.loads((tmp_path / "a" / "config.json").read_text())
-        for key in ("num_attention_heads", "num_key_value_heads"):
-            del said["text_config"][key]
-        change(tmp_path / "a", text_config=said["text_config"])
-    tokens = np.random.default_rng(0).integers(2, 8, (3, 7))
-    with torch.no_grad():
-        before = model(
-            torch.tensor(tokens), attention_mask=torch.ones(3, 7, dtype=torch.long)
-        ).logits.numpy()
-    words = ("--method", "hypercloning", "--embed", 32, "--heads", 16, "--kv-heads", 8)
-    run("grow", tmp_path / "a", tmp_path / "b", *words)
-    assert "Only its text model, a Gemma3ForCausalLM, is read" in capsys.readouterr().out
-    config, params = checkpoints.load(tmp_path / "b")
-    np.testing.assert_allclose(tiny.forward(config)(params, tokens), before, rtol=0, atol=1e-4)
-    assert_alike(tmp_path / "b")
-
-
-@pytest.mark.parametrize(
-    ("model", "tower"),
-    [("CLIPModel", "CLIPVisionModelWithProjection"), ("SiglipModel", "SiglipVisionModel")],
-)
-def test_a_model_of_images_and_texts_is_refused_with_its_tower(tmp_path, model, tower, capsys):
-    folder = made(tmp_path / "a", "CLIPVisionModel")
-    change(folder, architectures=[model], model_type=model.removesuffix("Model").lower())
-    assert program.main(["inspect", str(folder)]) == 1
-    assert (
-        f"load its vision tower as {tower} in transformers, and save it" in capsys.readouterr().err
-    )
 
 
 def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):
