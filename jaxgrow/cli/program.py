@@ -71,7 +71,3 @@ def _failed_status(text: str, error: BaseException, status: int) -> int:
     for line in "; ".join([text, *getattr(error, "__notes__", [])]).split("\n"):
         print_text(line[:1000] + ("..." if len(line) > 1000 else ""), file=sys.stderr)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,7 @@ def tokenizer_notes(first: Checkpoint, second: Checkpoint) -> list[str]:
 def tokens_of(folder: Path) -> dict[int, str]:
     """The tokens of the tokenizer in a folder by their ids; empty without a tokenizer.
 
-    They are those of ``tokenizer.json`` or ``vocab.json``, and the added tokens of
+    They are the tokens of ``tokenizer.json`` or ``vocab.json``, and the added tokens of
     ``added_tokens.json`` and ``tokenizer_config.json``. A tokenizer that is not valid is an error only
     where it is used.
     """

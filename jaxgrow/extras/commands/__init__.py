@@ -1,1 +1,1 @@
-"""Commands of ``jaxgrow`` beside those of the core, which find them by `jaxgrow.registry`."""
+"""The commands of ``jaxgrow`` that are extras. The core finds them by name (`jaxgrow.registry`)."""

@@ -28,6 +28,7 @@ from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recog
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.operators import OPERATORS
 from jaxgrow.tables import align_columns
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import one_line, print_text
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _open_run(
     return OrbaxRun(tree, form, {} if head_dim is None else {"head_dim": head_dim})
 
 
-def inspect_run(run: "OrbaxRun") -> dict[str, Any]:
+def inspect_run(run: "OrbaxRun") -> Json:
     """Describe a checkpoint: its format, its sizes, and the axis names and shape of each leaf."""
     leaves = [
         {
@@ -131,7 +132,7 @@ def inspect_run(run: "OrbaxRun") -> dict[str, Any]:
     return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
 
 
-def run_as_text(folder: Path, about: Mapping[str, Any]) -> str:
+def run_as_text(folder: Path, about: Json) -> str:
     """Format the result of `inspect_run` as text."""
     rows = [
         (leaf["path"], str(leaf["shape"]), " ".join(leaf["axes"]), leaf["dtype"])
@@ -155,11 +156,11 @@ def grow_folder(
     growth: Growth,
     policy: Any,
     dst: Path,
-    record: dict[str, Any],
+    record: Json,
     *,
     overwrite: bool,
     dry_run: bool,
-) -> dict[str, Any]:
+) -> Json:
     """Grow a checkpoint into ``dst``, or only check that this is possible.
 
     Args:
@@ -203,7 +204,7 @@ def grow_folder(
     return about | {"notes": [not_copied(left_out)] if left_out else []}
 
 
-def growth_as_text(dst: Path, about: Mapping[str, Any], keeps: str) -> str:
+def growth_as_text(dst: Path, about: Json, keeps: str) -> str:
     """Format the result of `grow_folder` as text."""
     settings = " ".join(f"{key}={value}" for key, value in about["settings"].items())
     nothing = "" if about["written"] else "; nothing was written (--dry-run)"
