@@ -119,10 +119,7 @@ def test_a_finished_run_is_a_model(small_run, run):
     ("given", "says"),
     [
         (["--prompt", ""], "prompt 0 is empty: give at least one token"),
-        (
-            ["--prompt", "a" * 48],
-            "context of 48: shorten it, or remove its beginning with --cut",
-        ),
+        (["--prompt", "a" * 48], "context of 48: shorten it, or remove its beginning with --cut"),
         (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, but must be above 0"),
         (
             ["--prompt", "a", "--temperature", "1", "--top-p", "2"],
@@ -232,8 +229,7 @@ def test_the_time_of_compiling_is_reported(gpt, monkeypatch, capsys):
 def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
     long = "".join(chr(ord("a") + i % 26) for i in range(60))
     with pytest.raises(
-        UserError,
-        match="a prompt has 60 tokens, which leaves no room in the model's context of 48",
+        UserError, match="a prompt has 60 tokens, which leaves no room in the model's context of 48"
     ):
         run(gpt, "--prompt", long)
     cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))

@@ -1,24 +1,14 @@
-"""What will a comparison run, and about how long does that take?"""
+"""What will a comparison run?"""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-import jax
+from dataclasses import dataclass
 
 from jaxgrow.axes import axis_kind
 from train.config.experiment import Experiment
 from train.data.workers import core_count
 from train.plan.methods import Growing, Scratch, VCycle
-from train.plan.training import Train
-from train.store.workdir import Workdir
 
 SAME_COST = 0.03  # two runs have the same cost if it differs by less than this fraction
-CORE = 2e10  # a small model on a CPU reaches this many FLOPs per second and core
-# Seconds of a CPU to compile the programs of one model, and to start.
-PROGRAMS = 12.0
-START = 10.0
 WORDS = {0.5: "half", 0.25: "a quarter", 0.75: "three quarters"}
 
 
@@ -29,13 +19,11 @@ class Upcoming:
     Attributes:
       configs: configs to compare; the first one is the baseline.
       shorter: shorter baselines, which form the frontier.
-      shared: for each of them, the number of first steps that it takes from the baseline.
       seeds: random seeds of each config.
     """
 
     configs: Sequence[Experiment]
     shorter: Sequence[Experiment]
-    shared: Sequence[int]
     seeds: Sequence[int]
 
     @property
@@ -61,8 +49,8 @@ class Upcoming:
         with_seed = f", seed {seed}" if count > 1 else ""
         return f"run {number} of {count * len(names)}: {self.titles()[experiment.name]}{with_seed}"
 
-    def first_line(self, workdir: Path) -> str:
-        """Return one line with the number of runs, their names and, on a CPU, about how long they take."""
+    def first_line(self) -> str:
+        """Return one line with the number of runs and their names."""
         count = len(self.experiments) * len(self.seeds)
         several = f" ({len(self.seeds)} seeds each)" if len(self.seeds) > 1 else ""
         left = [
@@ -98,12 +86,3 @@ def _short_title(e: Experiment) -> str:
             part = parts["layers"]
             return f"{WORDS.get(part, f'{part:.0%}')} of the layers first"
     return e.name
-
-
-def _duration(seconds: float) -> str:
-    minutes = math.ceil(seconds / 60 - 0.5)
-    if minutes < 1:
-        return "less than a minute"
-    if minutes < 90:
-        return f"about {minutes} minute{'s' * (minutes > 1)}"
-    return f"about {round(minutes / 60)} hours"

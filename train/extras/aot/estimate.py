@@ -249,54 +249,6 @@ def smaller_settings(
                 accumulate *= 4
 
 
-def larger_settings(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
-    """Yield ``(settings, experiment with them)`` that use more memory to save time.
-
-    The largest changes come first.
-    """
-    remats = REMATS[: REMATS.index(experiment.model.remat) + 1]
-    for accumulate in (
-        experiment.accumulate // 4,
-        experiment.accumulate // 2,
-        experiment.accumulate,
-    ):
-        for remat in remats:
-            changes = [f"model.remat={remat}"] if remat != experiment.model.remat else []
-            changes += [f"accumulate={accumulate}"] if accumulate != experiment.accumulate else []
-            if changes and accumulate and experiment.batch % accumulate == 0:
-                yield (
-                    changes,
-                    replace(
-                        experiment,
-                        model=replace(experiment.model, remat=remat),
-                        accumulate=accumulate,
-                    ),
-                )
-
-
-def find_faster(
-    experiment: Experiment, programs: list[Program], machine: Machine, say: Callable[[str], None]
-) -> str | None:
-    """Find a setting that uses free memory and lowers the time bound of the plan.
-
-    It tries at most three settings, and only if at least half of the memory is free, because each
-    one compiles the plan again.
-
-    Returns:
-      A line with the setting and both times, or None if no setting helps.
-    """
-    before = plan_days(programs, machine)
-    if before is None or max(p.memory for p in programs) > machine.memory / 2:
-        return None
-    for changes, other in itertools.islice(larger_settings(experiment), 3):
-        say(f"{machine.name} has free memory: trying {' '.join(changes)}")
-        found = AotRun(other, machine).run()
-        after = plan_days(found, machine)
-        if memory_fits(found, machine) and after is not None and after < before:
-            return f"{' '.join(changes)} uses the free memory and lowers the time bound from {before:.3g} to {after:.3g} days"
-    return None
-
-
 def plan_days(programs: list[Program], machine: Machine, utilisation: float = 1.0) -> float | None:
     """Return the lower bound of the time of all programs, in days.
 
