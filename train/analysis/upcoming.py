@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from jaxgrow.axes import axis_kind
 from train.config.experiment import Experiment
-from train.data.workers import core_count
 from train.plan.methods import Growing, Scratch, VCycle
 
 SAME_COST = 0.03  # two runs have the same cost if it differs by less than this fraction
@@ -53,22 +52,7 @@ class Upcoming:
         """Return one line with the number of runs and their names."""
         count = len(self.experiments) * len(self.seeds)
         several = f" ({len(self.seeds)} seeds each)" if len(self.seeds) > 1 else ""
-        left = [
-            replace(e, seed=seed)
-            for e in self.experiments
-            for seed in self.seeds
-            if not Workdir(workdir / f"{e.name}-seed{seed}").finished
-        ]
-        names = "; ".join(self.titles().values())
-        # How long an accelerator takes depends on the model more than on its published speed.
-        time = f", {_duration(self._seconds(left))}" if jax.default_backend() == "cpu" else ""
-        return f"{count} run{'s' * (count > 1)}{several}{time}: {names}"
-
-    def _seconds(self, left: Sequence[Experiment]) -> float:
-        begun = {e.name: 1 - n / e.steps for e, n in zip(self.shorter, self.shared, strict=True)}
-        cost = sum(e.cost * begun.get(e.name, 1.0) for e in left)
-        models = {str(phase.config) for e in left for phase in e.plan if isinstance(phase, Train)}
-        return cost / (CORE * core_count()) + PROGRAMS * len(models) + START
+        return f"{count} run{'s' * (count > 1)}{several}: {'; '.join(self.titles().values())}"
 
 
 def _short_title(e: Experiment) -> str:
