@@ -17,8 +17,7 @@ from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.data import special
 from train.extras import plots
-from train.plan.learning import Maps
-from train.plan.learning import load as load_maps
+from train.plan.learning import Maps, load_maps
 from train.plan.transforms import differing
 from train.state.heads import say_notes
 from train.store.workdir import Workdir

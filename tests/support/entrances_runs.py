@@ -204,7 +204,9 @@ def _measured(folder: Path) -> Any:
 
 def _adapter(folder: Path) -> Path:
     params = {"a": np.arange(999)}
-    adapting.save(folder / "lora.npz", adapting.Saved(CONFIG_OF_MODEL, LoRA(rank=2), params))
+    adapting.save_adaptation(
+        folder / "lora.npz", adapting.Saved(CONFIG_OF_MODEL, LoRA(rank=2), params)
+    )
     return folder / "lora.npz"
 
 

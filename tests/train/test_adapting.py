@@ -23,8 +23,8 @@ from jaxgrow.operators import stack
 from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
-from train.extras.adapting import Adapt, Saved, loaded, save
-from train.extras.adapting import load as saved_in
+from train.extras.adapting import Adapt, Saved, loaded, save_adaptation
+from train.extras.adapting import load_adaptation as saved_in
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.tuning import tune_model
 from train.plan.lifetimes import shapes
@@ -233,7 +233,7 @@ def test_adapters_learn_a_task(home, tmp_path, family):
 
 
 def test_adapters_of_another_family_are_refused(tmp_path):
-    save(tmp_path / "lora.npz", Saved(FAMILIES["gpt2"], OWN, {"a": np.ones(3)}))
+    save_adaptation(tmp_path / "lora.npz", Saved(FAMILIES["gpt2"], OWN, {"a": np.ones(3)}))
     with pytest.raises(UserError, match="is for another model: a GPT2Config cannot become a Llama"):
         loaded(str(tmp_path / "lora.npz"), FAMILIES["llama"])
 

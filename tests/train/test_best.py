@@ -16,7 +16,7 @@ from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Adapter
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
-from train.extras.adapting import load as saved_in
+from train.extras.adapting import load_adaptation as saved_in
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.task import Labelled
 from train.plan.best import Best

@@ -29,7 +29,7 @@ from jaxgrow.operators.ligo import LiGO
 from train import pretrain
 from train.common import hosts, watch
 from train.common.errors import UserError
-from train.extras.adapting import load as adapter
+from train.extras.adapting import load_adaptation as adapter
 from train.plan.methods import GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.state.mesh import Mesh

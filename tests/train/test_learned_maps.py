@@ -49,7 +49,7 @@ def saved(request, tmp_path_factory):
     made = jax.jit(lambda key: ligo.init_coefficients(request.param, AXES, old, phase.target, key))
     coefficients = jax.device_get(made(jax.random.key(1)))
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
-    learning.save(path, phase, coefficients)
+    learning.save_maps(path, phase, coefficients)
     return path, coefficients
 
 
@@ -68,7 +68,7 @@ def called(monkeypatch, *options):
 
 def test_a_file_holds_all_that_growing_needs(saved):
     path, coefficients = saved
-    found = learning.load(path)
+    found = learning.load_maps(path)
     assert (found.small, found.large) == (SMALL, runs.LARGE)
     chex.assert_trees_all_equal(found.coefficients, coefficients)
     assert not list(path.parent.glob("*.part"))

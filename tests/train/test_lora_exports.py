@@ -33,7 +33,7 @@ def test_a_merged_export_equals_the_adapter_of_peft(tmp_path, family):
     run = tmp_path / "runs" / "cola-base-lr0.01-seed0"
     runs.export(run, tmp_path / "merged")
 
-    saved = adapting.load(run / "lora.npz")
+    saved = adapting.load_adaptation(run / "lora.npz")
     head = {
         path: np.asarray(x)
         for path, x in leaves_by_path(split(checkpoints.load(run)[1])[1]).items()

@@ -135,7 +135,7 @@ def keep_adapter(context: Context, model: TrainState) -> None:
         own = adapters.detach_adapters(plain(model))[1]
 
     def write(path: Path, params: Params) -> None:
-        save(path, Saved(model.config, adapter, params))
+        save_adaptation(path, Saved(model.config, adapter, params))
 
     context.keep(name, own, write)
 
@@ -162,7 +162,7 @@ class Saved(NamedTuple):
     params: Params  # in the form of `jaxgrow.extras.peft.lora.init_lora` or `jaxgrow.extras.peft.adapters.init_adapters`
 
 
-def save(path: Path, saved: Saved) -> None:
+def save_adaptation(path: Path, saved: Saved) -> None:
     """Write the adapter of an `Adapt` atomically."""
     # The config of the model includes a bottleneck adapter.
     about: dict[str, Any] = {"model": saved.config.as_json()}
@@ -170,8 +170,8 @@ def save(path: Path, saved: Saved) -> None:
     write_arrays(path, about, {"/".join(key): x for key, x in flatten_dict(saved.params).items()})
 
 
-def load(path: Path) -> Saved:
-    """Read the adapter that `save` wrote.
+def load_adaptation(path: Path) -> Saved:
+    """Read the adapter that `save_adaptation` wrote.
 
     Raises:
       UserError: the file is missing, damaged, or has other content.
@@ -201,9 +201,9 @@ def loaded(file: str, config: Config) -> tuple[LoRA | Adapter, Params]:
       The adapter to train, and its parameters.
 
     Raises:
-      UserError: the file cannot be read (see `load`), or its adapter is for a model of other sizes.
+      UserError: the file cannot be read (see `load_adaptation`), or its adapter is for a model of other sizes.
     """
-    saved = load(Path(file))
+    saved = load_adaptation(Path(file))
     try:
         wrong = differing(saved.config, config)
     except ValueError as error:

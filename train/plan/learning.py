@@ -76,7 +76,7 @@ class Learn(Train):
         return model
 
     def finish(self, context: Context, model: TrainState) -> None:
-        context.keep("maps.npz", model.params, lambda path, maps: save(path, self, maps))
+        context.keep("maps.npz", model.params, lambda path, maps: save_maps(path, self, maps))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Maps:
         return grow(ligo.learned_growth(self.coefficients, axes, old), params, axes)
 
 
-def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
+def save_maps(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
     """Write the maps of a `Learn` atomically."""
     about = {
         "small": phase.small.as_json(),
@@ -130,8 +130,8 @@ def save(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
     write_arrays(path, about, arrays)
 
 
-def load(path: Path) -> Maps:
-    """Read the maps that `save` wrote.
+def load_maps(path: Path) -> Maps:
+    """Read the maps that `save_maps` wrote.
 
     Raises:
       UserError: the file is missing, damaged, or has other content.
