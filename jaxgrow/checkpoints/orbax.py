@@ -381,9 +381,9 @@ def _move_export(work: Path, folder: Path) -> None:
     target = folder / PARAMS
     if os.path.lexists(target):
         # Every export is sealed before it appears, so other folders are not ours to delete.
-        ours = not target.is_symlink() and (target / NAME).is_file()
+        sealed = not target.is_symlink() and (target / NAME).is_file()
         os.rename(
-            target, work / "old" if ours else folder / f"damaged-{PARAMS}-{secrets.token_hex(8)}"
+            target, work / "old" if sealed else folder / f"damaged-{PARAMS}-{secrets.token_hex(8)}"
         )
     os.rename(work / PARAMS, target)
     os.replace(work / RECORD, folder / RECORD)

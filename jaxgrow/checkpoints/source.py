@@ -316,7 +316,7 @@ class Grown(Source):
             return self.source.origin(path, layer)
         if layer is None or touching != [_layers_key(names)] or len(found) != 1:
             return None
-        index, weight = _row(found[0][_layers_key(names)].write, layer)
+        index, weight = _map_row(found[0][_layers_key(names)].write, layer)
         return self.source.origin(path, int(index[0])) if weight.tolist() == [1.0] else None
 
 
@@ -475,8 +475,10 @@ def _one_layer(
       The indices of the old layers that the new layer needs, and the terms that compute it from
       them.
     """
-    rows = [_row(term[key].write, layer) if key in term else _only(layer) for term in found]
-    rows = rows or [_only(layer)]
+    rows = [
+        _map_row(term[key].write, layer) if key in term else _one_entry(layer) for term in found
+    ]
+    rows = rows or [_one_entry(layer)]
     live = [i for i, (_, weight) in enumerate(rows) if weight.any()] or [0]
     rows = [rows[i] for i in live]
     found = [found[i] for i in live if found]
@@ -488,7 +490,7 @@ def _one_layer(
     return needed, [{**term, key: AxisMap(m, m)} for term, m in zip(found, small, strict=False)]
 
 
-def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
+def _map_row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and weights of one row without its zeros. A row of zeros keeps one entry."""
     if isinstance(m, SparseMap):
         index = np.asarray(m.index[i])
@@ -501,5 +503,5 @@ def _row(m: Matrix, i: int) -> tuple[np.ndarray, np.ndarray]:
     return index[keep], weight[keep]
 
 
-def _only(layer: int) -> tuple[np.ndarray, np.ndarray]:
+def _one_entry(layer: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array([layer]), np.ones(1)

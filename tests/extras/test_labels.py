@@ -11,7 +11,7 @@ from finetunings import FAMILIES, tuning
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import open_checkpoint, save
-from jaxgrow.checkpoints.hf.labels import Head, head, named
+from jaxgrow.checkpoints.hf.labels import Head, label_keys, read_head
 from train.common.errors import UserError
 from train.extras.labelled.supervised import model_outputs, score_model
 from train.extras.labelled.task import Labelled
@@ -36,7 +36,7 @@ def published(run: Path, folder: Path, labels: list[str], swapped: bool = False)
     params = source.params()
     if swapped:
         params["classifier"]["kernel"] = params["classifier"]["kernel"][:, ::-1]
-    save(folder, source.config, params, settings=named(labels) | {"pad_token_id": 0xC1})
+    save(folder, source.config, params, settings=label_keys(labels) | {"pad_token_id": 0xC1})
     (folder / "tokenizer.json").write_bytes((run / "tokenizer.json").read_bytes())
     return folder
 
@@ -134,8 +134,8 @@ def test_labels_that_differ_by_a_sign_or_by_case_are_different_classes(labels):
 
 def test_labels_are_read_by_their_numbers():
     many = {str(i): f"name {i}" for i in reversed(range(12))}
-    assert head({"id2label": many}).labels == tuple(f"name {i}" for i in range(12))
-    assert head({"id2label": "damaged", "finetuning_task": 3}) == Head()
+    assert read_head({"id2label": many}).labels == tuple(f"name {i}" for i in range(12))
+    assert read_head({"id2label": "damaged", "finetuning_task": 3}) == Head()
     np.testing.assert_array_equal(
         order(Head(None, ("b", "a")), Head(None, ("A", "B")), Path("m")), [1, 0]
     )

@@ -150,7 +150,7 @@ TOY = ToyConfig(layers=2, embed=8, mlp=12, heads=1, head_dim=1)
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     """Register the architecture, as the registry does with the modules of its folder."""
-    registry.register(ToyForCausalLM)
+    registry.register_families(ToyForCausalLM)
     yield
     registry.FAMILIES._added.pop(ToyForCausalLM.architecture)
 
@@ -284,7 +284,7 @@ def test_what_it_does_not_support_is_refused(tmp_path, params):
     with pytest.raises(ValueError, match="another kind of model"):
         TOY.as_mixture()
     with pytest.raises(ValueError, match="registered already"):
-        registry.register(ToyForCausalLM)
+        registry.register_families(ToyForCausalLM)
     classes = TOY.with_head("classes", 3)
     with pytest.raises(CheckpointError, match="no architecture stores a ToyConfig"):
         checkpoints.save(tmp_path / "c", classes, classes.init(jax.random.key(0)))

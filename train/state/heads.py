@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
-from jaxgrow.checkpoints.hf.labels import Head, head, same_name
+from jaxgrow.checkpoints.hf.labels import Head, read_head, same_name
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.models import Config
 from train.common.errors import UserError
@@ -57,7 +57,7 @@ def learned(folder: Path) -> Head:
       UserError: the folder does not contain a model.
     """
     try:
-        return head(open_checkpoint(folder).head)
+        return read_head(open_checkpoint(folder).head)
     except CheckpointError as error:
         raise UserError(str(error)) from error
 

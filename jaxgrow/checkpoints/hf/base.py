@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.checkpoints.hf import layer_lists
-from jaxgrow.checkpoints.hf.labels import classes, labelled, problem
+from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels, problem_keys
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
@@ -46,7 +46,7 @@ def key_of(keys: Mapping[str, str], value: str) -> str | None:
 
 
 # The keys of ``config.json`` about the classes of a head.
-_LABELS = {"classes": problem, "spans": labelled, "token_classes": labelled}
+_LABELS = {"classes": problem_keys, "spans": numbered_labels, "token_classes": numbered_labels}
 
 
 def with_head(body: "Family", architecture: str, head: str, **more: Any) -> "Family":
@@ -59,7 +59,7 @@ def with_head(body: "Family", architecture: str, head: str, **more: Any) -> "Fam
       more: further fields of the result.
     """
     if (about := _LABELS.get(head)) is not None:
-        more["inferred"] = lambda hf_config: body.inferred(hf_config) | classes(hf_config)
+        more["inferred"] = lambda hf_config: body.inferred(hf_config) | class_count(hf_config)
         more["derived"] = lambda config: body.derived(config) | about(config)
     fixed = {**body.fixed, "head": head}
     return replace(body, architecture=architecture, fixed=fixed, **more)

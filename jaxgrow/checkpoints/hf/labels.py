@@ -32,21 +32,21 @@ class Head(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def classes(theirs: Json) -> Json:
+def class_count(hf_config: Json) -> Json:
     """Return the number of classes that a ``config.json`` describes, as a field of the config.
 
     It is the number of labels, or else ``num_labels``. The default is two.
     """
-    labels = theirs.get("id2label")
-    return {"classes": theirs.get("num_labels", 2) if labels is None else len(labels)}
+    labels = hf_config.get("id2label")
+    return {"classes": hf_config.get("num_labels", 2) if labels is None else len(labels)}
 
 
-def labelled(config: Config) -> Json:
+def numbered_labels(config: Config) -> Json:
     """Return labels ``LABEL_0``, ``LABEL_1``, ... for the classes of a model."""
-    return named([f"LABEL_{i}" for i in range(config.integers()["classes"])])
+    return label_keys([f"LABEL_{i}" for i in range(config.integers()["classes"])])
 
 
-def named(labels: Sequence[str], task: str | None = None) -> Json:
+def label_keys(labels: Sequence[str], task: str | None = None) -> Json:
     """Return the keys of ``config.json`` for labels and a task.
 
     Args:
@@ -62,13 +62,13 @@ def named(labels: Sequence[str], task: str | None = None) -> Json:
     return out
 
 
-def head(settings: Json) -> Head:
+def read_head(settings: Json) -> Head:
     """The head that a ``config.json`` describes.
 
     Example:
-      >>> head({"id2label": {"0": "no", "1": "yes"}, "finetuning_task": "mine"})
+      >>> read_head({"id2label": {"0": "no", "1": "yes"}, "finetuning_task": "mine"})
       Head(task='mine', labels=('no', 'yes'))
-      >>> head({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})
+      >>> read_head({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})
       Head(task=None, labels=())
     """
     task = settings.get(TASK)
@@ -93,10 +93,10 @@ def same_name(label: str) -> str:
     return re.sub(r"[\s_-]", "", label).casefold() or label
 
 
-def problem(config: Config) -> Json:
+def problem_keys(config: Config) -> Json:
     """Return labels, and the ``problem_type`` from which `transformers` chooses the loss.
 
     A head with one class predicts a number.
     """
     kind = "regression" if config.integers()["classes"] == 1 else "single_label_classification"
-    return labelled(config) | {"problem_type": kind}
+    return numbered_labels(config) | {"problem_type": kind}

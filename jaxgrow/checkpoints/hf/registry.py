@@ -10,7 +10,7 @@ from jaxgrow.registry import Registry
 FAMILIES: Registry[Family] = Registry("architecture")
 
 
-def register(*added: Family) -> None:
+def register_families(*added: Family) -> None:
     """Make architectures readable and writable.
 
     The modules in `jaxgrow.checkpoints.hf.families` are registered on import.
@@ -27,4 +27,4 @@ def register(*added: Family) -> None:
 
 
 for _module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
-    register(*importlib.import_module(_module.name).FAMILIES)
+    register_families(*importlib.import_module(_module.name).FAMILIES)

@@ -140,9 +140,9 @@ class TensorLayout:
         known = self._known(axes, sizes)
         groups = self.groups or list(axes)
         assert {*re.findall(r"[a-z]\w*", " ".join(groups))} <= known.keys(), (self, names)
-        shape = [_product(group, known) for group in groups]
+        shape = [_group_size(group, known) for group in groups]
         if self.beside:
-            shape[0] = sum(_product(group, sizes) for group in self.beside)
+            shape[0] = sum(_group_size(group, sizes) for group in self.beside)
         return tuple(shape)
 
     def _scaling(self, gradient_power: int) -> tuple[float, float]:
@@ -153,8 +153,8 @@ class TensorLayout:
     def _view(self, tensor: np.ndarray, names: Names, sizes: Mapping[str, int]) -> np.ndarray:
         pattern, known = self._pattern(names, sizes)
         if self.beside and self.part is not None:
-            begin = sum(_product(group, sizes) for group in self.beside[: self.part])
-            tensor = tensor[begin : begin + _product(self.beside[self.part], sizes)]
+            begin = sum(_group_size(group, sizes) for group in self.beside[: self.part])
+            tensor = tensor[begin : begin + _group_size(self.beside[self.part], sizes)]
         elif self.part is not None:
             pattern = re.sub(r"\b\d+\b", "parts", pattern).replace("-> ", "-> parts ")
             return rearrange(tensor, pattern, **known)[self.part]
@@ -191,7 +191,7 @@ class TensorLayout:
         return known
 
 
-def _product(group: str, sizes: Mapping[str, int]) -> int:
+def _group_size(group: str, sizes: Mapping[str, int]) -> int:
     """The size of axes such as ``"(3 heads head_dim)"``."""
     return math.prod(int(n) if n.isdigit() else sizes[n] for n in group.strip("()").split())
 

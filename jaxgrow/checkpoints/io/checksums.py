@@ -32,9 +32,9 @@ def seal(folder: Path, sums: "Sums | None" = None) -> None:
     """Write the checksums of all files of a folder into its ``SHA256SUMS``, or a file of ``sums``."""
     kind = sums or Sums(NAME, sha256)
     with (folder / kind.name).open("wb") as out:
-        names = sorted(_files(folder) - {kind.name})
+        names = sorted(_summed_files(folder) - {kind.name})
         digests = _in_parallel(kind.digest, [folder / name for name in names])
-        out.write(_text(dict(zip(names, digests, strict=True))))
+        out.write(_sums_text(dict(zip(names, digests, strict=True))))
         out.flush()
         os.fsync(out.fileno())
 
@@ -58,9 +58,9 @@ def damage(folder: Path, sums: "Sums | None" = None) -> str | None:
         return str(error)
     lines = (line.partition("  ") for line in content.decode(errors="replace").splitlines())
     sealed = {name: digest for digest, _, name in lines}
-    there = _files(folder) - {kind.name}
+    there = _summed_files(folder) - {kind.name}
     # Without this line, an emptied folder would equal its emptied checksums.
-    wrong = [] if sealed and content == _text(sealed) else [f"{kind.name} has changed"]
+    wrong = [] if sealed and content == _sums_text(sealed) else [f"{kind.name} has changed"]
     wrong += [
         f"{name} is not in {kind.name}"
         for name in there - sealed.keys()
@@ -85,11 +85,11 @@ def damage(folder: Path, sums: "Sums | None" = None) -> str | None:
     return ", ".join(sorted(wrong)[:3]) + more
 
 
-def _files(folder: Path) -> set[str]:
+def _summed_files(folder: Path) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
 
 
-def _text(sealed: dict[str, str]) -> bytes:
+def _sums_text(sealed: dict[str, str]) -> bytes:
     return "".join(f"{digest}  {name}\n" for name, digest in sealed.items()).encode()
 
 

@@ -17,7 +17,7 @@ class _Modes:
     def __init__(self, folder: Path):
         self._files: dict[str, int] = {}
         self._folders: dict[str, int] = {}
-        for name, mode in _walked(folder):
+        for name, mode in _visible_modes(folder):
             kind = self._folders if stat.S_ISDIR(mode) else self._files
             kind[name] = stat.S_IMODE(mode)
 
@@ -43,12 +43,12 @@ def keep_private(new: Path, olds: Iterable[Path]) -> None:
       olds: the folders that it is made of, or replaces.
     """
     modes = [_Modes(old) for old in olds]
-    for name, mode in list(_walked(new)):
+    for name, mode in list(_visible_modes(new)):
         for old in modes:
             narrow_permissions(new / name, old.of(name, stat.S_ISDIR(mode)))
 
 
-def _walked(folder: Path) -> Iterator[tuple[str, int]]:
+def _visible_modes(folder: Path) -> Iterator[tuple[str, int]]:
     """Yield relative path and mode of the folder, and of everything in it that is not hidden.
 
     Hidden files, such as locks, do not get into a new folder.

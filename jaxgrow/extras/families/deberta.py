@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.families import bert
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.typed import Json
@@ -175,4 +175,4 @@ FAMILIES = tuple(
     ).values()
 )
 
-register(*FAMILIES)
+register_families(*FAMILIES)

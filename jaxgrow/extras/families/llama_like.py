@@ -39,7 +39,7 @@ from jaxgrow.checkpoints.hf.families.llama import (
     read_llama,
     written_biased,
 )
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.rope import (
     read_heads,
     read_layered_rope,
@@ -475,7 +475,7 @@ GRANITE4 = decoder_families(
     classifier=None,
 )
 
-register(
+register_families(
     *(*QWEN2, *MISTRAL, *QWEN3, *GEMMA, *GEMMA2, *GEMMA3, *OLMO, *OLMO2, *OLMO3, *PHI3, *SMOLLM3),
     *(*GPT_NEOX, *GRANITE, *GRANITE4),
 )

@@ -21,7 +21,7 @@ from jaxgrow.checkpoints.hf.families.llama import (
     read_llama,
     written_biased,
 )
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.rope import (
     read_one_window,
     read_windows,
@@ -236,4 +236,4 @@ GPT_OSS = decoder_families(
     mixture=True,
 )
 
-register(*MIXTRAL, *QWEN3_MOE, *QWEN2_MOE, *GPT_OSS, *OLMOE)
+register_families(*MIXTRAL, *QWEN3_MOE, *QWEN2_MOE, *GPT_OSS, *OLMOE)

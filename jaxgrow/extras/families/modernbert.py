@@ -5,7 +5,7 @@ and their gates are another one.
 """
 
 from jaxgrow.checkpoints.hf.base import Family, with_head
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope, read_windows, written_kinds
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
@@ -150,4 +150,4 @@ FAMILIES = (
     with_head(_BASE, "ModernBertModel", "states", stray="model.", ignored=("head.*", "decoder.*")),
 )
 
-register(*FAMILIES)
+register_families(*FAMILIES)

@@ -5,7 +5,7 @@ Its modules are as in GPT-2, with separate queries, keys and values. Kernels are
 """
 
 from jaxgrow.checkpoints.hf.base import Family, key_of, with_head, without_head
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.typed import Json
@@ -100,7 +100,7 @@ OPTForCausalLM = Family(
     prefix="model.",
 )
 
-register(
+register_families(
     OPTForCausalLM,
     with_head(OPTForCausalLM, "OPTForSequenceClassification", "classes"),
     without_head(OPTForCausalLM),

@@ -8,7 +8,7 @@ from functools import partial
 
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.families import bert
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.models.bert import BERTConfig
 
 _DISTIL_LAYER = {
@@ -88,4 +88,4 @@ DISTILBERT = bert.task_families(
 )
 
 for _model in (ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT):
-    register(*_model.values())
+    register_families(*_model.values())

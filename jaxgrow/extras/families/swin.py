@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Family
-from jaxgrow.checkpoints.hf.labels import classes, labelled
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.extras.models.swin import SwinConfig
@@ -95,7 +95,7 @@ def _read_swin(hf_config: Json) -> Json:
         "head_dim": embed[0] // heads[0],
         "mlp": tuple(int(ratio * d) for d in embed),
         "trained_windows": windows if any(windows) else (),
-        **classes(hf_config),
+        **class_count(hf_config),
     }
 
 
@@ -124,7 +124,7 @@ def _written_swin(config: SwinConfig) -> Json:
         "num_heads": config.heads,
         "mlp_ratio": ratio,
         "pretrained_window_sizes": config.trained_windows or (0,) * len(config.layers),
-        **labelled(config),
+        **numbered_labels(config),
     }
 
 
@@ -156,4 +156,4 @@ Swinv2ForImageClassification = Family(
 
 FAMILIES = (Swinv2ForImageClassification,)
 
-register(*FAMILIES)
+register_families(*FAMILIES)

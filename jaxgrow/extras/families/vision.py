@@ -12,8 +12,8 @@ from jaxgrow.checkpoints.hf.families.vit import (
     VIT_SETTINGS,
     vit_layouts,
 )
-from jaxgrow.checkpoints.hf.labels import classes, labelled
-from jaxgrow.checkpoints.hf.registry import register
+from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels
+from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.vit import ViTConfig
 from jaxgrow.typed import Json
@@ -102,8 +102,8 @@ def _dinov2(
         modules=ATTENTION_MODULES,
         ignored=ignored,
         fixed={**fixed, "mean_head": True, "head": "classes"},
-        inferred=lambda hf_config: classes(hf_config) | _dino_states(hf_config),
-        derived=lambda config: labelled(config) | _dino_states_written(config),
+        inferred=lambda hf_config: class_count(hf_config) | _dino_states(hf_config),
+        derived=lambda config: numbered_labels(config) | _dino_states_written(config),
         **common,
     )
     states = replace(
@@ -267,7 +267,7 @@ SiglipVisionModel = Family(
     ignored=("*.position_ids",),
 )
 
-register(
+register_families(
     Dinov2ForImageClassification,
     Dinov2WithRegistersForImageClassification,
     Dinov2Model,

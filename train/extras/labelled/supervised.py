@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf.labels import Head, named
+from jaxgrow.checkpoints.hf.labels import Head, label_keys
 from jaxgrow.models import Config
 from jaxgrow.sharding import constrain_sharding
 from train.common.errors import UserError
@@ -58,7 +58,7 @@ class Prepared:
         `jaxgrow.checkpoints.save` writes them.
         """
         pad = {} if self.own_pad else {"pad_token_id": self.pad}
-        return named(self.labels, self.task) | pad
+        return label_keys(self.labels, self.task) | pad
 
     def score(self, split: str, outputs: np.ndarray) -> dict[str, float]:
         """Score the outputs of a model for all examples of ``valid[split]``, in order.

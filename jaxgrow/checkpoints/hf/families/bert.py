@@ -53,7 +53,7 @@ def bert_layouts(
         }
         if config.types:
             out["type_embedding"] = TensorLayout(e + "token_type_embeddings.weight", "types embed")
-        for ours, outputs, inputs in (
+        for path, outputs, inputs in (
             ("attention/query", "(heads head_dim)", "embed"),
             ("attention/key", "(heads head_dim)", "embed"),
             ("attention/value", "(heads head_dim)", "embed"),
@@ -61,7 +61,7 @@ def bert_layouts(
             ("mlp/up", "mlp", "embed"),
             ("mlp/down", "embed", "mlp"),
         ):
-            out |= linear_layouts(f"blocks/{ours}", h + layer[ours], outputs, inputs)
+            out |= linear_layouts(f"blocks/{path}", h + layer[path], outputs, inputs)
         norms = {f"blocks/{norm}": h + layer[norm] for norm in ("attention_norm", "mlp_norm")}
         return out | norm_layouts({"embedding_norm": e + "LayerNorm", **norms}) | head(config)
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Family
-from jaxgrow.checkpoints.hf.labels import classes, labelled
+from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.vit import ViTConfig
 from jaxgrow.typed import Json
@@ -101,8 +101,8 @@ def _vit_family(
         ignored=(f"{model_type}.pooler.*",),
         modules=_VIT_MODULES,
         fixed={"distillation": distillation, "head": "classes"},
-        inferred=classes,
-        derived=labelled,
+        inferred=class_count,
+        derived=numbered_labels,
     )
 
 
