@@ -72,7 +72,7 @@ def run_decoalesce(a: argparse.Namespace) -> None:
             f"groups that {RECORD} of the coalesced model records, such as --layers 0+2,1+3"
         )
     with errors_with_options():
-        growth = operators.decoalesce(_large(source.sizes(), groups), kinds=None, **groups)
+        growth = operators.decoalesce(_large_sizes(source.sizes(), groups), kinds=None, **groups)
     transform_model(a, source, growth, groups | {"tied": a.tied})
 
 
@@ -86,46 +86,41 @@ def _given_groups(a: argparse.Namespace) -> dict[str, operators.Groups]:
     return groups
 
 
-def _large(small: dict[str, int], groups: dict[str, operators.Groups]) -> dict[str, int]:
-    """The sizes of the large model. Each unit of the small model is a group of its units."""
+def _large_sizes(
+    small: Mapping[str, int], groups: Mapping[str, operators.Groups]
+) -> dict[str, int]:
+    """The sizes of the large model. Each unit of the small model is a group of its units.
+
+    Widths without groups grow by the same factor as the heads.
+    """
     large = dict(small)
-    for of, units in groups.items():
-        axes = [axis for axis in small if axis_kind(axis) == of]
+    for kind, units in groups.items():
+        axes = [axis for axis in small if axis_kind(axis) == kind]
         if not axes:
             raise ValueError(
-                f"axis {of!r}: the model has no such axis; its axes are {', '.join(sorted(small))}"
+                f"axis {kind!r}: the model has no such axis; its axes are {', '.join(sorted(small))}"
             )
         for axis in axes:
-            large[axis] = _ungrouped(of, axis, small[axis], units)
-    leads = next((of for of in ("heads", "kv_heads") if of in groups), None)
-    if leads is not None:
-        for axis in width_axes(small):
-            if axis_kind(axis) not in groups:
-                large[axis] = _scaled_with_heads(axis, sibling_axis(axis, leads), small, large)
+            if isinstance(units, str):
+                large[axis] = operators.group_size(units) * small[axis]
+                continue
+            large[axis] = sum(map(len, units))
+            if len(units) != small[axis]:
+                raise ValueError(
+                    f"{axis_option(kind)}: {len(units)} groups, but the source has {small[axis]} "
+                    f"{axis}. Give one group for each of them"
+                )
+    leads = next((kind for kind in ("heads", "kv_heads") if kind in groups), None)
+    following = [axis for axis in width_axes(small) if leads and axis_kind(axis) not in groups]
+    for axis in following:
+        heads = sibling_axis(axis, str(leads))
+        large[axis], rest = divmod(small[axis] * large[heads], small[heads])
+        if rest:
+            raise ValueError(
+                f"axis {axis!r}: {small[axis]} units cannot be divided into {small[heads]} equal "
+                f"blocks, one per head. Give its groups with {axis_option(axis_kind(axis))}"
+            )
     return large
-
-
-def _ungrouped(of: str, axis: str, size: int, units: operators.Groups) -> int:
-    """The number of units in all groups of an axis."""
-    if isinstance(units, str):
-        return operators.group_size(units) * size
-    if len(units) != size:
-        raise ValueError(
-            f"{axis_option(of)}: {len(units)} groups, but the source has {size} {axis}. Give one group for "
-            "each of them"
-        )
-    return sum(map(len, units))
-
-
-def _scaled_with_heads(axis: str, heads: str, small: dict[str, int], large: dict[str, int]) -> int:
-    """The size of an axis that grows by the same factor as the heads."""
-    size, rest = divmod(small[axis] * large[heads], small[heads])
-    if rest:
-        raise ValueError(
-            f"axis {axis!r}: {small[axis]} units cannot be divided into {small[heads]} equal "
-            f"blocks, one per head. Give its groups with {axis_option(axis_kind(axis))}"
-        )
-    return size
 
 
 def run_interpolate(a: argparse.Namespace) -> None:
