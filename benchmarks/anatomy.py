@@ -25,8 +25,8 @@ from jaxgrow.axes import LAYERS, leaves, role_of, split_kernel
 from jaxgrow.layerdrop import layer_sensitivity
 from train.data.formats import text_pieces
 from train.data.windows import next_tokens
+from train.extras.pretrained import open_text_model
 from train.state.model import TrainState, loss
-from train.state.pretrained import opened
 
 BATCHES = 4
 SAMPLES = 32
@@ -62,7 +62,7 @@ def anatomy(folder: Path, file: Path) -> dict[str, Any]:
       over the matrices of the layer; ``gradient``, the norm of the layer's gradient as a fraction
       of the sum over the layers; ``matters``, the increase of the loss if the layer is removed.
     """
-    model = opened(folder)
+    model = open_text_model(folder)
     config = model.config
     params = jax.device_get(model.params)
     tokens = np.array(model.tokenizer.encode("".join(text_pieces(file))).ids, np.int32)

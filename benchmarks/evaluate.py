@@ -84,9 +84,9 @@ def start_torch(folder: str, threads: int) -> None:
 def start_jax(folder: str) -> None:
     from jaxgrow.extras.models.generation import generate
     from train.extras.evaluation.scoring import Request, Scorer
-    from train.state.pretrained import opened
+    from train.extras.pretrained import open_text_model
 
-    model = opened(folder, "bytes")
+    model = open_text_model(folder, "bytes")
     scorer = Scorer(model)
 
     def generated(prompts: np.ndarray, new: int) -> np.ndarray:

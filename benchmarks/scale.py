@@ -43,8 +43,8 @@ from train.extras.aot.estimate import memory_fits, time_bound
 from train.extras.aot.machines import describe_machine
 from train.plan.ledger import Ledger
 from train.plan.methods import Scratch
-from train.plan.modifiers import DropLayers, PhaseStart
-from train.plan.training import Train
+from train.plan.modifiers import DropLayers
+from train.plan.training import PhaseStart, Train
 from train.state.mesh import How, rows
 from train.state.model import TrainState
 from train.state.packing import packed
@@ -94,7 +94,7 @@ class StepAlone(AotRun):
     def programs_of_steps(self) -> list[Program]:
         phase = self.experiment.plan[0]
         assert isinstance(phase, Train)
-        self.train(phase, jax.eval_shape(lambda: phase.start({}, self.tx, self.key)))
+        self.compile_steps(phase, jax.eval_shape(lambda: phase.start({}, self.tx, self.key)))
         return self.programs
 
     def validate(self, step: int, model: TrainState) -> None: ...

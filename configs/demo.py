@@ -30,17 +30,10 @@ from jaxgrow.models import GPT2Config, ViTConfig
 from jaxgrow.optim.freeze import Freeze
 from train.config.experiment import Experiment
 from train.extras.images.images import Images
-from train.plan.methods import (
-    Growing,
-    GrowTo,
-    Inherit,
-    Learned,
-    Method,
-    Scratch,
-    TrainStage,
-    VCycle,
-)
-from train.plan.modifiers import DropLayers, DropTokens, FreezeParts, Rewarm
+from train.extras.inherit import Inherit
+from train.extras.modifiers import Rewarm
+from train.plan.methods import Growing, GrowTo, Learned, Method, Scratch, TrainStage, VCycle
+from train.plan.modifiers import DropLayers, DropTokens, FreezeParts
 from train.plan.recipes import deep_vcycle, deepened
 from train.state.optim import Optim
 

@@ -30,8 +30,9 @@ from configs import wikipedia
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
+from train.extras.modifiers import Ramp, ShortContext
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
-from train.plan.modifiers import DropLayers, Ramp, ShortContext
+from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
 from train.plan.transforms import Pruning
 

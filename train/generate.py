@@ -35,8 +35,8 @@ from train.common.output import say
 from train.data.special import added_tokens
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.stopping import Stopping
+from train.extras.pretrained import TextModel, open_text_model
 from train.plan.ledger import Compiling
-from train.state.pretrained import TextModel, opened
 
 SETTINGS = ("max_new", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
@@ -86,7 +86,7 @@ def sample_texts(
       folder: folder of the model.
       prompts: texts to continue.
       asked: how prompts are encoded, and when a text ends.
-      tokenizer: tokenizer of the model, as for `train.state.pretrained.opened`.
+      tokenizer: tokenizer of the model, as for `train.extras.pretrained.open_text_model`.
       **settings: settings of `jaxgrow.extras.models.generation.generate`.
 
     Returns:
@@ -97,7 +97,7 @@ def sample_texts(
     Raises:
       UserError: the model does not continue text, or a prompt or a setting is not valid.
     """
-    model = opened(folder, tokenizer)
+    model = open_text_model(folder, tokenizer)
     texts = [prompt for prompt in prompts for _ in range(asked.count)]
     rows = [_encode_prompts(model, prompt, asked, settings["max_new"]) for prompt in texts]
     stopping = Stopping(model.tokenizer, asked.stop, rows)

@@ -14,12 +14,11 @@ from jaxgrow.models import Config, from_json
 from jaxgrow.untrusted import checked_path, copy_file, one_line
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
-from train.common.output import say
+from train.common.output import say, say_notes
 from train.data import special
 from train.extras import plots
 from train.plan.learning import Maps, load_maps
 from train.plan.transforms import differing
-from train.state.heads import say_notes
 from train.store.workdir import Workdir
 from train.store.workdir import load_params as load_params
 

@@ -23,12 +23,12 @@ from jaxgrow.checkpoints.io.files import at_step
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
-from train.common.output import say
+from train.common.output import say, say_notes
 from train.extras.labelled import glue, table
 from train.extras.labelled.encoding import Encoder
+from train.extras.labelled.heads import learned_head
 from train.extras.labelled.supervised import model_outputs
 from train.extras.labelled.task import Labelled, examples_of, labelled_of
-from train.state.heads import learned, say_notes
 from train.state.mesh import Mesh
 from train.store.workdir import Workdir
 
@@ -56,7 +56,7 @@ def predict_labels(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     texts, given = read_table(file, data)
     config = source.config
     # Names such as LABEL_0 do not count as names in `learned`, but here they are the user's own.
-    labels = learned(run).labels or tuple(source.head.get("id2label", {}).values())
+    labels = learned_head(run).labels or tuple(source.head.get("id2label", {}).values())
     unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())

@@ -32,9 +32,10 @@ from dataclasses import replace
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train.config.experiment import Experiment
+from train.extras.fine_tune import FineTune
 from train.extras.images.augment import DEIT
 from train.extras.images.images import Images
-from train.plan.methods import FineTune, Scratch
+from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 from train.state.optim import Optim
 

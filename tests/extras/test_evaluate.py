@@ -24,8 +24,8 @@ from train.extras.evaluation.perplexity import files_of, text_perplexity
 from train.extras.evaluation.published import PUBLISHED
 from train.extras.evaluation.scoring import Request, Scorer
 from train.extras.evaluation.tasks import evaluate_tasks
+from train.extras.pretrained import TextModel, open_text_model
 from train.state.mesh import Mesh
-from train.state.pretrained import TextModel, opened
 from train.store.workdir import Workdir
 
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
@@ -361,7 +361,7 @@ def test_a_finished_run_is_judged_by_its_own_tokenizer(small_run, tmp_path, monk
     said, found = capsys.readouterr().out, json.loads(out.read_text())["tasks"]["ptb"]
     assert f"{found['bits_per_byte']:.4f}" in said
     assert tokenizer_of(Workdir(small_run).folder).get_vocab_size() == 256
-    model = opened(small_run)
+    model = open_text_model(small_run)
     mine = Scorer(model)
     assert found["perplexity"] == pytest.approx(
         math.exp(sum(s.loss for s in mine(mine.windows(TEXT))) / len(TEXT.encode()))
@@ -379,9 +379,9 @@ def test_tasks_of_the_harness_need_it(small_run, tmp_path, monkeypatch):
 
 def test_what_cannot_be_judged_is_said(small_run, tmp_path):
     with pytest.raises(UserError, match="there is no folder"):
-        opened(tmp_path / "none")
+        open_text_model(tmp_path / "none")
     with pytest.raises(UserError, match=r"no tokenizer at .*nowhere"):
-        opened(small_run, str(tmp_path / "nowhere"))
+        open_text_model(small_run, str(tmp_path / "nowhere"))
 
 
 # --- comparison with transformers ---
@@ -408,7 +408,7 @@ def test_perplexity_is_that_of_transformers(tmp_path, stride):
         nats -= float(log_p[0, done - end :].sum())
         done = end
     ours = text_perplexity(
-        Scorer(opened(tmp_path / "gpt", "bytes")), [tmp_path / "ptb.test.txt"], stride
+        Scorer(open_text_model(tmp_path / "gpt", "bytes")), [tmp_path / "ptb.test.txt"], stride
     )
     assert math.log(ours["perplexity"]) == pytest.approx(nats / (tokens.shape[1] - 1), rel=1e-4)
 

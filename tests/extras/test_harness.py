@@ -22,7 +22,7 @@ from train.extras.evaluation import benchmarks
 from train.extras.evaluation.benchmarks import BOOTSTRAP, Benchmarks
 from train.extras.evaluation.published import PUBLISHED
 from train.extras.evaluation.scoring import Scorer
-from train.state.pretrained import opened
+from train.extras.pretrained import open_text_model
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
 # The harness emits warnings that the default settings of the tests turn into errors.
@@ -201,7 +201,7 @@ def assert_same(ours, theirs, tasks):
 
 def test_numbers_on_published_files_are_those_of_the_harness(home, monkeypatch):
     theirs = of_hflm(home, monkeypatch, TASKS)
-    ours = Benchmarks(home / "files").run(opened(home / "model"), TASKS)
+    ours = Benchmarks(home / "files").run(open_text_model(home / "model"), TASKS)
     assert_same(ours, theirs, TASKS)
     assert 0 < ours["piqa"]["acc"] < 1 and ours["piqa"]["acc_stderr"] > 0
     assert ours["wikitext"]["word_perplexity"] > 1
@@ -210,7 +210,7 @@ def test_numbers_on_published_files_are_those_of_the_harness(home, monkeypatch):
 
 def test_few_shots_come_from_the_training_split(home, monkeypatch):
     theirs = of_hflm(home, monkeypatch, ["piqa"], num_fewshot=1)
-    ours = Benchmarks(home / "files", few_shot=1).run(opened(home / "model"), ["piqa"])
+    ours = Benchmarks(home / "files", few_shot=1).run(open_text_model(home / "model"), ["piqa"])
     assert_same(ours, theirs, ["piqa"])
     assert ours["piqa"]["few_shot"] == 1
     assert len(ours["piqa"]["files"]) == 2
@@ -293,7 +293,7 @@ def own(tmp_path_factory):
 
 
 def test_a_task_of_the_users_own_is_run(home, own):
-    model = opened(home / "model")
+    model = open_text_model(home / "model")
     [mine] = Benchmarks(include=own).run(model, ["mine"]).values()
     [blimp] = Benchmarks(home / "files").run(model, ["blimp_wh_island"]).values()
     assert mine["acc"] == blimp["acc"]
@@ -303,7 +303,7 @@ def test_a_task_of_the_users_own_is_run(home, own):
 
 
 def test_a_group_may_have_groups(home, own):
-    model, both = opened(home / "model"), Benchmarks(home / "files", include=own)
+    model, both = open_text_model(home / "model"), Benchmarks(home / "files", include=own)
     alone = both.run(model, PARTS)
     found = both.run(model, ["outer"])["outer"]
     scores = [alone[name]["acc"] for name in PARTS]
@@ -317,7 +317,7 @@ def test_a_group_has_the_scores_of_its_parts(home, tmp_path):
     names = [name for name in manager.all_subtasks if name.startswith("blimp_")]
     for name in names:
         lines(tmp_path / f"{name.removeprefix('blimp_')}.jsonl", PAIRS[:3])
-    [found] = Benchmarks(tmp_path).run(opened(home / "model"), ["blimp"]).values()
+    [found] = Benchmarks(tmp_path).run(open_text_model(home / "model"), ["blimp"]).values()
     scores = [part["acc"] for part in found["by"].values()]
     assert len(scores) == 67 and found["acc"] == pytest.approx(sum(scores) / 67)
 
@@ -326,7 +326,7 @@ def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
     config = BERTConfig(**SIZES)
     orbax.export_model(tmp_path / "bert", config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
     load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
-    model = opened(tmp_path / "bert")
+    model = open_text_model(tmp_path / "bert")
     scorer = Scorer(model)
     sentences = [[f" {pair[name]}" for name in ("sentence_good", "sentence_bad")] for pair in PAIRS]
     scores = scorer([scorer.after([], scorer.encode(text)) for pair in sentences for text in pair])

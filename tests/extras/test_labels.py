@@ -13,10 +13,10 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.checkpoints.hf.labels import Head, label_keys, read_head
 from train.common.errors import UserError
+from train.extras.labelled.heads import class_order, keeps_head, learned_head
 from train.extras.labelled.supervised import model_outputs, score_model
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
-from train.state.heads import keeps, learned, order
 from train.state.mesh import Mesh
 
 
@@ -43,15 +43,15 @@ def published(run: Path, folder: Path, labels: list[str], swapped: bool = False)
 
 def test_a_run_records_its_task_for_later_checkpoints(run, tmp_path):
     expected = Head("cola", ("unacceptable", "acceptable"))
-    assert learned(run) == expected
+    assert learned_head(run) == expected
     growth = operators.stack(FAMILIES["gpt2"].sizes(), {"layers": 4})
     for kind in ("orbax", "hf"):
         checkpoints.transform(run, checkpoints.Output(tmp_path / kind, kind), growth)
-        assert learned(tmp_path / kind) == expected
+        assert learned_head(tmp_path / kind) == expected
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["label2id"]["acceptable"] == 1
     grown = operators.stack(FAMILIES["gpt2"].sizes() | {"layers": 4}, {"layers": 8})
     checkpoints.transform(tmp_path / "hf", checkpoints.Output(tmp_path / "again", "orbax"), grown)
-    assert learned(tmp_path / "again") == expected
+    assert learned_head(tmp_path / "again") == expected
 
 
 def test_outputs_do_not_need_the_kernel_of_the_training(run, home):
@@ -88,7 +88,7 @@ def test_a_model_of_other_labels_or_of_another_task_is_refused(run, home, tmp_pa
         UserError,
         match="was trained on cola, but the data are rte: evaluate it on cola, or fine-tune",
     ):
-        order(learned(run), Head("rte", ("entailment", "not_entailment")), run)
+        class_order(learned_head(run), Head("rte", ("entailment", "not_entailment")), run)
 
 
 def test_a_head_is_kept_for_its_own_task_alone(run, home):
@@ -119,17 +119,17 @@ def test_a_head_is_kept_for_its_own_task_alone(run, home):
     ],
 )
 def test_which_heads_are_kept(there, wanted, kind, kept):
-    assert keeps(there, wanted, kind) is kept
+    assert keeps_head(there, wanted, kind) is kept
 
 
 @pytest.mark.parametrize("labels", [("-1", "0", "1"), ("C", "c"), ("a b", "ab")])
 def test_labels_that_differ_by_a_sign_or_by_case_are_different_classes(labels):
     swapped = labels[::-1]
-    assert order(Head(None, labels), Head(None, swapped), Path()).tolist() == [
+    assert class_order(Head(None, labels), Head(None, swapped), Path()).tolist() == [
         labels.index(label) for label in swapped
     ]
     with pytest.raises(UserError, match="but the data have"):
-        order(Head(None, labels), Head(None, labels[1:]), Path())
+        class_order(Head(None, labels), Head(None, labels[1:]), Path())
 
 
 def test_labels_are_read_by_their_numbers():
@@ -137,5 +137,5 @@ def test_labels_are_read_by_their_numbers():
     assert read_head({"id2label": many}).labels == tuple(f"name {i}" for i in range(12))
     assert read_head({"id2label": "damaged", "finetuning_task": 3}) == Head()
     np.testing.assert_array_equal(
-        order(Head(None, ("b", "a")), Head(None, ("A", "B")), Path("m")), [1, 0]
+        class_order(Head(None, ("b", "a")), Head(None, ("A", "B")), Path("m")), [1, 0]
     )

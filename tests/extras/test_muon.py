@@ -18,8 +18,8 @@ from jaxgrow.axes import is_names, path
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig
 from jaxgrow.optim import muon
+from train.extras.modifiers import Rewarm
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
-from train.plan.modifiers import Rewarm
 from train.plan.training import Train
 from train.run.trainer import run_experiment
 from train.state.mesh import Mesh

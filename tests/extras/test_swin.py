@@ -33,7 +33,7 @@ from jaxgrow.operators import (
     staged,
 )
 from jaxgrow.optim.freeze import Freeze, hold_frozen
-from train.plan.keep_masks import KeepMasks
+from train.plan.modifiers import KeepMasks
 
 pytestmark = pytest.mark.usefixtures("x64")
 

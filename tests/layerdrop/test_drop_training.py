@@ -38,11 +38,11 @@ from train.config.experiment import experiment_json
 from train.data import text as data
 from train.data.batches import probe_batches, validation_batches
 from train.data.windows import Windows, next_tokens
+from train.extras.modifiers import ShortContext
 from train.plan import modifiers
-from train.plan.keep_masks import CHUNK, KeepMasks
 from train.plan.lifetimes import live
 from train.plan.methods import Scratch, TrainStage, VCycle
-from train.plan.modifiers import DropLayers, ShortContext
+from train.plan.modifiers import CHUNK, DropLayers, KeepMasks
 from train.plan.training import Measure, Train
 from train.state.mesh import AXIS, replicated
 from train.state.model import TrainState, loss

@@ -21,7 +21,7 @@ from jaxgrow.axes import axis_of, is_names
 from jaxgrow.operators import fpi, interleave, stack, zero_pad
 from jaxgrow.operators.ligo import LiGO, init_coefficients, learned_growth
 from train.data.windows import next_tokens
-from train.state.assembly import ByMaps
+from train.plan.learning import GrownByMaps
 from train.state.model import TrainState, loss, parameters
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -295,7 +295,10 @@ def gradients(coefficients):
     batch = next_tokens(tiny.tokens(length=6))
 
     def value(coefficients, params):
-        return loss(TrainState(coefficients, None, LARGE, base=params, made=ByMaps(SMALL)), batch)
+        return loss(
+            TrainState(coefficients, None, LARGE, base=params, parametrisation=GrownByMaps(SMALL)),
+            batch,
+        )
 
     return jax.jit(jax.grad(value, (0, 1)))(coefficients, params)
 
@@ -319,7 +322,7 @@ def test_zero_rows_have_zero_gradient_except_in_the_embed_map():
 def test_what_a_model_computes_with_is_what_growing_gives():
     maps, params = start(), tiny.params(SMALL)
     close(
-        parameters(TrainState(maps, None, LARGE, base=params, made=ByMaps(SMALL))),
+        parameters(TrainState(maps, None, LARGE, base=params, parametrisation=GrownByMaps(SMALL))),
         grown(maps, params),
     )
 

@@ -30,9 +30,10 @@ from train.data.text import Data, training_text
 from train.extras.advice.fits import Measured, fit_savings
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.images.images import Images
+from train.extras.inherit import Inherit
 from train.extras.labelled.task import Labelled
-from train.plan.methods import Growing, GrowTo, Inherit, TrainStage
-from train.plan.modifiers import Rewarm
+from train.extras.modifiers import Rewarm
+from train.plan.methods import Growing, GrowTo, TrainStage
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 from train.store.workdir import Workdir

@@ -205,7 +205,7 @@ def _measured(folder: Path) -> Any:
 def _adapter(folder: Path) -> Path:
     params = {"a": np.arange(999)}
     adapting.save_adaptation(
-        folder / "lora.npz", adapting.Saved(CONFIG_OF_MODEL, LoRA(rank=2), params)
+        folder / "lora.npz", adapting.SavedAdapter(CONFIG_OF_MODEL, LoRA(rank=2), params)
     )
     return folder / "lora.npz"
 
@@ -260,7 +260,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "lora.npz": Subject(
         _adapter,
-        lambda folder: adapting.loaded(str(folder / "lora.npz"), CONFIG_OF_MODEL),
+        lambda folder: adapting.adapter_for(str(folder / "lora.npz"), CONFIG_OF_MODEL),
         harmless=LINKED,
     ),
     "log to continue": Subject(
@@ -396,9 +396,9 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/tasks.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),
     "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
-    "train/extras/adapting.py::keep_adapter": ours(PARTS),
-    "train/extras/adapting.py::loaded": attacked("lora.npz"),
-    "train/plan/learning.py::Learn.finish": ours(PARTS),
+    "train/extras/adapting.py::_adapter_file": ours(PARTS),
+    "train/extras/adapting.py::adapter_for": attacked("lora.npz"),
+    "train/plan/learning.py::GrownByMaps.kept_file": ours(PARTS),
     "train/predict.py::main": attacked(
         "table to predict", "config.json to predict", "result.json to predict"
     ),

@@ -23,16 +23,14 @@ from jaxgrow.operators import stack
 from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
-from train.extras.adapting import Adapt, Saved, loaded, save_adaptation
-from train.extras.adapting import load_adaptation as saved_in
+from train.extras.adapting import Adapt, SavedAdapter, adapter_for, load_adaptation, save_adaptation
+from train.extras.fine_tune import FineTune
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.tuning import tune_model
 from train.plan.lifetimes import shapes
-from train.plan.methods import FineTune
 from train.run.trainer import run_experiment
-from train.state.heads import fresh_head, split
 from train.state.mesh import Mesh
-from train.state.model import TrainState
+from train.state.model import TrainState, fresh_head, split_head
 from train.state.optim import transformation
 from train.step.memory import state
 
@@ -65,12 +63,12 @@ def test_a_task_is_learned(home):
 def test_merged_lora_gives_the_base_model_plus_the_lora_bitwise(home, whole):
     _, before = load(home / "gpt2")
     config, after = load(whole)
-    saved = saved_in(whole / "lora.npz")
+    saved = load_adaptation(whole / "lora.npz")
     assert (saved.config, saved.adapter) == (config, OWN)
     assert max(np.abs(b).max() for b in jax.tree.leaves(saved.params)) > 0
-    body, head = split(after)
+    body, head = split_head(after)
     assert list(head) == ["classifier"]
-    merged = lora.merge_lora(split(before)[0], saved.params, OWN)
+    merged = lora.merge_lora(split_head(before)[0], saved.params, OWN)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), body, merged)
     for name in ("token_embedding", "position_embedding", "final_norm"):
         jax.tree.map(np.testing.assert_array_equal, body[name], before[name])
@@ -116,7 +114,7 @@ def test_layers_are_dropped_from_it_too(home, tmp_path):
     run_experiment(
         replace(experiment, method=replace(experiment.method, drop=drop)), tmp_path / "run"
     )
-    b = saved_in(tmp_path / "run" / "lora.npz").params["blocks"]["mlp"]["up"]["b"]
+    b = load_adaptation(tmp_path / "run" / "lora.npz").params["blocks"]["mlp"]["up"]["b"]
     assert b[0].any()
     assert not b[1].any()
 
@@ -133,7 +131,7 @@ def test_what_does_not_go_together_is_refused(home, tmp_path):
         UserError,
         match=r"there is no file .*none\.npz with adapter; a run that trains one writes lora.npz",
     ):
-        saved_in(tmp_path / "none.npz")
+        load_adaptation(tmp_path / "none.npz")
 
 
 # --- bottleneck adapters ---
@@ -157,10 +155,10 @@ def adapted(home):
 def test_a_model_with_an_adapter_is_a_model(home, adapted):
     _, before = load(home / "gpt2")
     config, after = load(adapted)
-    saved = saved_in(adapted / "adapter.npz")
+    saved = load_adaptation(adapted / "adapter.npz")
     assert config.adapter == saved.adapter == BOTTLENECK
     body, own = adapters.detach_adapters(after)
-    jax.tree.map(np.testing.assert_array_equal, split(body)[0], split(before)[0])
+    jax.tree.map(np.testing.assert_array_equal, split_head(body)[0], split_head(before)[0])
     jax.tree.map(np.testing.assert_array_equal, own, saved.params)
     assert all(x.any() for x in jax.tree.leaves(own))
     assert "matthews" in score_model(adapted, adapting(home).data)["dev"]
@@ -192,23 +190,27 @@ def test_what_was_trained_is_trained_on(home, adapted, whole):
         imported, phase, _ = experiment.plan
         _, params = load(Path(imported.folder))
         model = TrainState(
-            split(params)[0] | fresh_head(phase.config, jax.random.key(0)), None, phase.config
+            split_head(params)[0] | fresh_head(phase.config, jax.random.key(0)), None, phase.config
         )
         return phase.start({"large": model}, tx, jax.random.key(0), saved)
 
-    kept = saved_in(adapted / "adapter.npz")
+    kept = load_adaptation(adapted / "adapter.npz")
     on = start(adapting(home, "adapted"))
     from_file = adapting(home, adapter=None, saved=str(adapted / "adapter.npz"))
-    given = from_file.plan[1].given(SimpleNamespace(models={"large": SimpleNamespace(made=None)}))
+    given = from_file.plan[1].given(
+        SimpleNamespace(models={"large": SimpleNamespace(parametrisation=None)})
+    )
     for model in (on, start(from_file, *given)):
-        jax.tree.map(np.testing.assert_array_equal, split(model.params)[0], kept.params)
+        jax.tree.map(np.testing.assert_array_equal, split_head(model.params)[0], kept.params)
     low = adapting(home, adapter=None, saved=str(whole / "lora.npz"))
     assert low.method.lora == OWN
-    given = low.plan[1].given(SimpleNamespace(models={"large": SimpleNamespace(made=None)}))
+    given = low.plan[1].given(
+        SimpleNamespace(models={"large": SimpleNamespace(parametrisation=None)})
+    )
     jax.tree.map(
         np.testing.assert_array_equal,
-        split(start(low, *given).params)[0],
-        saved_in(whole / "lora.npz").params,
+        split_head(start(low, *given).params)[0],
+        load_adaptation(whole / "lora.npz").params,
     )
 
 
@@ -233,9 +235,9 @@ def test_adapters_learn_a_task(home, tmp_path, family):
 
 
 def test_adapters_of_another_family_are_refused(tmp_path):
-    save_adaptation(tmp_path / "lora.npz", Saved(FAMILIES["gpt2"], OWN, {"a": np.ones(3)}))
+    save_adaptation(tmp_path / "lora.npz", SavedAdapter(FAMILIES["gpt2"], OWN, {"a": np.ones(3)}))
     with pytest.raises(UserError, match="is for another model: a GPT2Config cannot become a Llama"):
-        loaded(str(tmp_path / "lora.npz"), FAMILIES["llama"])
+        adapter_for(str(tmp_path / "lora.npz"), FAMILIES["llama"])
 
 
 def test_adapters_that_do_not_fit_are_refused(home, adapted):
@@ -244,7 +246,7 @@ def test_adapters_that_do_not_fit_are_refused(home, adapted):
         UserError,
         match=r"adapter.npz is for a model with layers 2, but this model has layers 4; grow the adapter",
     ):
-        loaded(file, replace(load(home / "gpt2")[0], layers=4))
+        adapter_for(file, replace(load(home / "gpt2")[0], layers=4))
     with pytest.raises(ValueError, match="leave out lora and adapter"):
         adapting(home, saved=file)
     with pytest.raises(ValueError, match="leave out adapter, or lora"):

@@ -16,11 +16,10 @@ from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Adapter
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
-from train.extras.adapting import load_adaptation as saved_in
+from train.extras.adapting import load_adaptation
+from train.extras.fine_tune import Best, FineTune
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.task import Labelled
-from train.plan.best import Best
-from train.plan.methods import FineTune
 from train.run.trainer import run_experiment
 from train.store.workdir import Workdir, load_params
 
@@ -142,7 +141,7 @@ def test_the_adapter_that_is_kept_is_the_best_one(home, tmp_path):
     run_experiment(experiment(home, Best(evaluations=6), lora=own), tmp_path / "best")
     run_experiment(experiment(home, lora=own), tmp_path / "last")
     best, last = (
-        saved_in(tmp_path / name / "lora.npz").params["blocks"]["mlp"]["up"]["a"]
+        load_adaptation(tmp_path / name / "lora.npz").params["blocks"]["mlp"]["up"]["a"]
         for name in ("best", "last")
     )
     assert not np.array_equal(best, last)

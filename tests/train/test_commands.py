@@ -15,8 +15,8 @@ from train.common.commands import Arguments, Parser, argument, set_argument
 from train.common.errors import UserError
 from train.config.experiment import load_experiment
 from train.config.overrides import with_overrides
+from train.extras.modifiers import Ramp
 from train.plan.methods import TrainStage, VCycle
-from train.plan.modifiers import Ramp
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"jax", "flax", "optax", "orbax", "grain", "scipy", "matplotlib", "pyarrow", "numpy"}

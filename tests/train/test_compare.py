@@ -131,7 +131,7 @@ def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
 
 
 def test_a_run_that_ends_with_an_earlier_model_costs_all_of_its_steps(tmp_path):
-    """A run with `train.plan.best.Best` ends with the model of its best evaluation."""
+    """A run with `train.extras.fine_tune.Best` ends with the model of its best evaluation."""
     curve = [("train large", s, float(10 * s), v) for s, v in ((1, 4.0), (2, 2.0), (3, 3.0))]
     kept = made(tmp_path, "kept", curve, val_loss=2.0)
     scratch = made(tmp_path, "scratch", SCRATCH)

@@ -12,7 +12,8 @@ from runs import MODEL
 
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import LlamaConfig
-from train.plan.methods import FineTune, Growing, GrowTo, Scratch, TrainStage
+from train.extras.fine_tune import FineTune
+from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.plan.transforms import Grow
 from train.run.trainer import run_experiment
 from train.state.model import TrainState

@@ -24,10 +24,11 @@ from train.config.experiment import (
 )
 from train.config.resuming import resume_conflicts
 from train.data.text import Data
+from train.extras.fine_tune import FineTune
 from train.extras.images.images import Images
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled
-from train.plan.methods import FineTune, Growing, Scratch, TrainStage, VCycle
+from train.plan.methods import Growing, Scratch, TrainStage, VCycle
 from train.plan.training import Train
 from train.state.mesh import Mesh
 from train.state.optim import Optim

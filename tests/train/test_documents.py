@@ -25,9 +25,11 @@ from train.data.batches import training_batches, validation_batches
 from train.data.text import Data, read_tokens
 from train.data.windows import Windows
 from train.extras.images.images import Images
+from train.extras.inherit import Inherit, divergence
 from train.extras.labelled.task import Labelled
-from train.plan.methods import Growing, GrowTo, Inherit, Learned, Scratch
-from train.plan.modifiers import DropLayers, DropTokens, ShortContext, divergence
+from train.extras.modifiers import ShortContext
+from train.plan.methods import Growing, GrowTo, Learned, Scratch
+from train.plan.modifiers import DropLayers, DropTokens
 from train.state.mesh import Mesh
 from train.state.model import TrainState, shardings
 from train.step import programs

@@ -22,17 +22,9 @@ from train.config.resuming import class_of
 from train.data.text import Data
 from train.extras.images.augment import Augment
 from train.extras.images.images import Images
+from train.extras.inherit import Inherit
 from train.extras.labelled.task import Labelled
-from train.plan.methods import (
-    Continue,
-    Growing,
-    GrowTo,
-    Inherit,
-    Learned,
-    Scratch,
-    TrainStage,
-    VCycle,
-)
+from train.plan.methods import Continue, Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.transforms import Grouping, Pruning
 from train.state.mesh import Mesh
 from train.state.optim import Optim, learning_rate, transformation

@@ -29,7 +29,7 @@ from jaxgrow.operators.ligo import LiGO
 from train import pretrain
 from train.common import hosts, watch
 from train.common.errors import UserError
-from train.extras.adapting import load_adaptation as adapter
+from train.extras.adapting import load_adaptation
 from train.plan.methods import GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.state.mesh import Mesh
@@ -324,7 +324,9 @@ def test_two_processes_train_a_lora_that_is_sharded_over_both(tmp_path):
     one, other = driven({"config": config, "folder": str(tmp_path / "run")})
     assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
-    saved, expected = (adapter(tmp_path / name / "lora.npz").params for name in ("run", "alone"))
+    saved, expected = (
+        load_adaptation(tmp_path / name / "lora.npz").params for name in ("run", "alone")
+    )
     chex.assert_trees_all_close(saved, expected, rtol=1e-3, atol=1e-5)
 
 

@@ -18,10 +18,10 @@ from jaxgrow import flops
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.windows import next_tokens
+from train.extras.inherit import Inherit, Teacher, divergence
 from train.plan.lifetimes import after, live, shapes
-from train.plan.methods import Inherit, TrainStage
-from train.plan.modifiers import PhaseStart, Teacher, divergence
-from train.plan.training import Train
+from train.plan.methods import TrainStage
+from train.plan.training import PhaseStart, Train
 from train.state.mesh import replicated
 from train.state.model import TrainState
 from train.state.optim import Optim, transformation

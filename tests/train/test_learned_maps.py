@@ -22,8 +22,8 @@ from train.data.special import special_tokens
 from train.data.text import load_tokenizer, tokenizer_of
 from train.extras import plots
 from train.plan import learning
-from train.plan.learning import Learn
-from train.pretrain import run_experiment
+from train.plan.learning import Learn, Maps
+from train.run.trainer import run_experiment
 from train.store.workdir import load_params
 
 SMALL = runs.SMALL
@@ -49,7 +49,7 @@ def saved(request, tmp_path_factory):
     made = jax.jit(lambda key: ligo.init_coefficients(request.param, AXES, old, phase.target, key))
     coefficients = jax.device_get(made(jax.random.key(1)))
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
-    learning.save_maps(path, phase, coefficients)
+    learning.save_maps(path, Maps(SMALL, runs.LARGE, request.param, coefficients))
     return path, coefficients
 
 

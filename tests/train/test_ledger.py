@@ -16,9 +16,8 @@ from jaxgrow import flops
 from train import pretrain
 from train.common.errors import UserError
 from train.plan import ledger
-from train.plan.modifiers import PhaseStart
 from train.plan.record import CostRecord
-from train.plan.training import Train
+from train.plan.training import PhaseStart, Train
 from train.state.optim import Optim
 from train.step import inputs
 from train.store.recorder import Recorder

@@ -12,7 +12,7 @@ from jaxgrow.extras.peft.lora import LoRA
 from train.data.text import load_tokenizer
 from train.extras import adapting
 from train.extras.labelled.tuning import tune_model
-from train.state.heads import split
+from train.state.model import split_head
 
 torch, hf, published = map(pytest.importorskip, ("torch", "transformers", "peft"))
 pytestmark = [
@@ -36,7 +36,7 @@ def test_a_merged_export_equals_the_adapter_of_peft(tmp_path, family):
     saved = adapting.load_adaptation(run / "lora.npz")
     head = {
         path: np.asarray(x)
-        for path, x in leaves_by_path(split(checkpoints.load(run)[1])[1]).items()
+        for path, x in leaves_by_path(split_head(checkpoints.load(run)[1])[1]).items()
     }
     adapter = peft.PeftAdapter(saved.config, saved.adapter, saved.params, saved=head)
     peft.write_peft(tmp_path / "adapter", adapter)

@@ -16,7 +16,8 @@ from jaxgrow.models import LlamaConfig
 from train import pretrain
 from train.common.errors import UserError, exits_cleanly
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage, VCycle
-from train.plan.modifiers import DropLayers, PhaseStart
+from train.plan.modifiers import DropLayers
+from train.plan.training import PhaseStart
 from train.state.mesh import Mesh, token_devices
 from train.state.model import shardings
 from train.state.optim import Optim

@@ -12,9 +12,9 @@ from finetunings import FAMILIES, pieces
 from train.config.experiment import Experiment
 from train.data import batches
 from train.data.text import Data
+from train.extras.pretrained import open_text_model
 from train.generate import Asked, sample_texts
 from train.run.trainer import run_experiment
-from train.state.pretrained import opened
 
 pytestmark = pytest.mark.interop
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
@@ -112,7 +112,7 @@ def fills(own: Path, folder: Path) -> None:
     fill = hf.pipeline("fill-mask", model=str(folder), device="cpu")
     mask = fill.tokenizer.mask_token
     said = fill(f"ab{mask}d ef", top_k=5)
-    model = opened(own)
+    model = open_text_model(own)
     encode = model.tokenizer.encode
     tokens = np.array([[*encode("ab").ids, fill.tokenizer.mask_token_id, *encode("d ef").ids]])
     assert fill.tokenizer(f"ab{mask}d ef")["input_ids"] == tokens[0].tolist()

@@ -16,10 +16,10 @@ import tiny
 from jaxgrow import grow, operators
 from jaxgrow.layerdrop import LayerDrop, TokenDrop
 from train.data.windows import next_tokens
-from train.plan.dropout import DropUnits
+from train.extras.modifiers import DropUnits, Ramp
 from train.plan.methods import Scratch, TrainStage
-from train.plan.modifiers import NOTHING, DropLayers, DropTokens, PhaseStart, Ramp
-from train.plan.training import Train
+from train.plan.modifiers import DropLayers, DropTokens
+from train.plan.training import NOTHING, PhaseStart, Train
 from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim

@@ -14,8 +14,8 @@ import tiny
 from jaxgrow.growth.moments import clock
 from train import pretrain
 from train.data.windows import next_tokens
+from train.extras.modifiers import Rewarm
 from train.plan.methods import GrowTo, TrainStage, VCycle
-from train.plan.modifiers import Rewarm
 from train.plan.training import Train
 from train.plan.transforms import Grow
 from train.state.mesh import replicated

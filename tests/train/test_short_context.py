@@ -11,9 +11,10 @@ import runs
 from jaxgrow import flops
 from jaxgrow.layerdrop import TokenDrop
 from train.data.windows import next_tokens
+from train.extras.modifiers import ShortContext
 from train.plan.methods import Growing, GrowTo, TrainStage
-from train.plan.modifiers import DropTokens, PhaseStart, ShortContext
-from train.plan.training import Train
+from train.plan.modifiers import DropTokens
+from train.plan.training import PhaseStart, Train
 from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim

@@ -29,8 +29,8 @@ from train.common.errors import UserError
 from train.data import text
 from train.data.special import added_tokens, copy_special_files, special_tokens
 from train.extras.labelled.encoding import Encoder
+from train.extras.pretrained import open_text_model
 from train.plan.methods import Continue
-from train.state.pretrained import opened
 
 TEXTS = ("Once upon a time", "a", " b c", "the end.\n")
 PAIRS = (
@@ -248,7 +248,7 @@ def written(folder, published: Published):
 def test_of_published_tokenizers_as_transformers_reads_them(name, tmp_path):
     hf = pytest.importorskip("transformers")
     folder = written(tmp_path / "model", PUBLISHED[name])
-    model, theirs = opened(folder), hf.AutoTokenizer.from_pretrained(folder)
+    model, theirs = open_text_model(folder), hf.AutoTokenizer.from_pretrained(folder)
     for each in TEXTS:
         assert model.tokenizer.encode(each).ids == theirs(each)["input_ids"]
         assert model.tokenizer.decode(model.tokenizer.encode(each).ids) == theirs.decode(
@@ -307,7 +307,7 @@ def test_of_published_tokenizers_as_the_harness_reads_them(name, tmp_path, monke
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_texts_of_a_fine_tuning_begin_and_end_as_the_files_say(name, tmp_path):
     folder = written(tmp_path / "model", PUBLISHED[name])
-    model = opened(folder)
+    model = open_text_model(folder)
     encoder = Encoder(text.name_of(folder), model.config)
     assert [*encoder.frame.begin] == added_tokens(model.tokenizer)[0]
     assert encoder.frame.end == (model.special.end,) != (encoder.frame.pad,)
@@ -345,7 +345,7 @@ def test_without_other_files_the_names_of_tokens_decide(tmp_path):
 def test_unknown_token_numbers_end_nothing(tmp_path):
     folder = written(tmp_path / "model", PUBLISHED["gpt2"])
     (folder / "generation_config.json").write_text('{"eos_token_id": [50256, null, -1]}')
-    assert opened(folder).special.ends == (0,)  # of config.json
+    assert open_text_model(folder).special.ends == (0,)  # of config.json
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -355,7 +355,7 @@ def test_a_damaged_file_is_named(tmp_path):
         with pytest.raises(
             UserError, match=r"tokenizer_config.json is damaged: .*; download or copy it again"
         ):
-            _ = opened(folder).special
+            _ = open_text_model(folder).special
 
 
 def test_a_masked_model_uses_the_post_processor(tmp_path):
@@ -398,17 +398,17 @@ def test_documents_end_as_the_files_beside_the_tokenizer_say(run):
 
 def test_a_run_keeps_the_special_tokens_of_its_tokenizer(run):
     _, folder = run
-    special = opened(folder).special
+    special = open_text_model(folder).special
     assert special.ends == (special.end,) == (special.begin,)
-    assert opened(folder).tokenizer.id_to_token(special.end) == "</s>"
+    assert open_text_model(folder).tokenizer.id_to_token(special.end) == "</s>"
 
 
 @pytest.mark.interop
 def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
     _, folder = run
     runs.export(folder, tmp_path / "out")
-    ours = opened(tmp_path / "out")
-    assert ours.special.end == opened(folder).special.end
+    ours = open_text_model(tmp_path / "out")
+    assert ours.special.end == open_text_model(folder).special.end
     assert (
         json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"]
         == ours.special.end
@@ -426,7 +426,7 @@ def test_an_export_has_the_special_tokens_and_a_decoder(run, tmp_path):
 
 def test_a_continued_model_keeps_all_tokens_that_end_texts(tmp_path):
     source = written(tmp_path / "instruct", PUBLISHED["llama 3 instruct"])
-    expected = opened(source).special.ends
+    expected = open_text_model(source).special.ends
     assert len(expected) == 2
     config = open_checkpoint(source).config
     own = runs.experiment(tmp_path, steps=1, batch=4, model=config, method=Continue(str(source)))
@@ -434,9 +434,9 @@ def test_a_continued_model_keeps_all_tokens_that_end_texts(tmp_path):
         replace(own, data=replace(own.data, tokenizer=str(source / "tokenizer.json"))),
         tmp_path / "run",
     )
-    assert opened(tmp_path / "run").special.ends == expected
+    assert open_text_model(tmp_path / "run").special.ends == expected
     runs.export(tmp_path / "run", tmp_path / "out")
-    assert opened(tmp_path / "out").special.ends == expected
+    assert open_text_model(tmp_path / "out").special.ends == expected
     about = json.loads((tmp_path / "out" / "config.json").read_text())
     assert tuple(about["eos_token_id"]) == expected
 
@@ -445,10 +445,10 @@ def test_the_ids_of_config_json_belong_to_a_run_and_to_an_orbax_folder(tmp_path)
     """Folders of GPT-2 that older versions of `transformers` saved have the ids only there."""
     source = written(tmp_path / "gpt2", PUBLISHED["gpt2"])
     (source / "generation_config.json").unlink()
-    expected = opened(source).special
+    expected = open_text_model(source).special
     assert expected.end is not None
     checkpoints.transform(source, checkpoints.Output(tmp_path / "orbax", "orbax"), {})
-    assert opened(tmp_path / "orbax").special == expected
+    assert open_text_model(tmp_path / "orbax").special == expected
     for folder in (source, tmp_path / "orbax"):
         run = tmp_path / f"run of {folder.name}"
         run.mkdir()
@@ -482,11 +482,15 @@ def test_a_chat_is_that_of_transformers(tmp_path):
         theirs = hf.AutoTokenizer.from_pretrained(folder).apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
-        assert render_chat(opened(folder).special, messages) == theirs
+        assert render_chat(open_text_model(folder).special, messages) == theirs
 
 
 def test_bert_is_left_as_it_was(tmp_path):
     config = BERTConfig(vocab=256, context=16, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     save(tmp_path / "bert", config, runs.fresh(config))
     text.load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
-    assert opened(tmp_path / "bert").special.begin == opened(tmp_path / "bert").special.end == 0
+    assert (
+        open_text_model(tmp_path / "bert").special.begin
+        == open_text_model(tmp_path / "bert").special.end
+        == 0
+    )

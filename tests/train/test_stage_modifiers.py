@@ -10,13 +10,15 @@ from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import experiment_json
 from train.config.overrides import all_settings, with_overrides, wrong_types
+from train.extras.modifiers import Ramp, Rewarm, ShortContext
 from train.plan.methods import Scratch, TrainStage, VCycle
-from train.plan.modifiers import DropLayers, FreezeParts, Modifier, Ramp, Rewarm, ShortContext
+from train.plan.modifiers import DropLayers, FreezeParts
+from train.plan.training import MODIFIERS, Modifier
 from train.state.optim import Optim
 
 
 def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):
-    monkeypatch.setitem(Modifier.keys, "scaled", Modifier)  # removed after the test
+    monkeypatch.setattr(MODIFIERS, "_added", {**MODIFIERS._added})  # restored after the test
 
     @dataclass(frozen=True)
     class Scaled(Modifier, key="scaled"):

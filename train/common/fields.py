@@ -1,4 +1,8 @@
-"""What the fields of settings say about themselves, for `train.config`."""
+"""What the fields of settings say about themselves, for `train.config`.
+
+A class with the attribute ``step_counts`` names its fields that are numbers of steps, which do not
+change with the length of a run (`train.config.lengths`).
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -38,6 +38,12 @@ def note(text: str) -> None:
         say(text, file=sys.stderr)
 
 
+def say_notes(source: object) -> None:
+    """Print the notes of a checkpoint to stderr, such as the step of a run that it is from."""
+    for text in getattr(source, "notes", ()):
+        say(f"note: {text}", file=sys.stderr)
+
+
 def _drop_output(stream: TextIO) -> None:
     """Let everything that is printed to a closed stream disappear, also at the end of Python."""
     with suppress(OSError, ValueError):

@@ -89,6 +89,7 @@ class Experiment:
 
     # The choices that use a field (`train.config.effect`).
     used_with = {"most_skipped": {"on_nan": ("skip",)}}
+    step_counts = ("eval_every",)
 
     def __post_init__(self):
         self._check_length()

@@ -7,20 +7,8 @@ from dataclasses import replace
 from train.common.errors import UserError
 from train.config.experiment import Experiment, load_as, load_experiment
 from train.config.overrides import all_settings, with_overrides
-from train.plan.methods import Learned, TrainStage
-from train.plan.modifiers import Ramp, Rewarm
-from train.state.optim import Optim
 
 ALIKE = 0.03  # relative costs that differ by less count as equal
-# The settings that are numbers of steps, by the class that has them.
-_COUNTS = {
-    Experiment: {"eval_every"},
-    Optim: {"warmup"},
-    TrainStage: {"warmup"},
-    Learned: {"steps", "warmup"},
-    Rewarm: {"steps"},
-    Ramp: {"steps"},
-}
 
 
 def load_alike(
@@ -103,7 +91,7 @@ def _kept_counts(loaded: Sequence[Experiment], own: Sequence[Experiment | None])
     kept: dict[str, object] = {}
     for experiment in loaded:
         for s in all_settings(experiment):
-            if s.name.rpartition(".")[2] in _COUNTS.get(s.owner, ()) and s.value:
+            if s.name.rpartition(".")[2] in getattr(s.owner, "step_counts", ()) and s.value:
                 kept.setdefault(s.name, s.value)
     if before and steps != before and kept:
         names = ", ".join(f"{name}={value}" for name, value in kept.items())

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeAlias
 from jaxgrow.models import Config
 from jaxgrow.models.config import EXPERTS
 from train.config.experiment import Experiment, unequal_settings
-from train.plan.best import KeepBest
 from train.plan.modifiers import DropLayers
 from train.plan.training import Train
 
@@ -92,7 +91,7 @@ def binding_settings(experiment: Experiment) -> dict[str, str]:
     if any(phase.probes for phase in experiment.plan):
         why = "it changes the data on which the importance of layers is measured"
         found = {"accumulate": why, "eval_batches": why}
-    if any(isinstance(phase, KeepBest) for phase in experiment.plan):
+    if any(phase.judges for phase in experiment.plan):
         found["eval_batches"] = "the best evaluation decides which parameters are kept"
     for phase in experiment.plan:
         if not isinstance(phase, Train):

@@ -19,6 +19,7 @@ _COMMANDS = (
 )
 EXTRAS: dict[str, dict[str, str]] = {
     "corpus": {"tfds": "train.extras.tfds"},
+    "modifier": dict.fromkeys(("rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"),
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
     "tracker": dict.fromkeys(("wandb", "mlflow"), "train.extras.trackers"),
     "automatic settings": {"memory": "train.extras.aot.estimate"},

@@ -14,7 +14,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgrow import flops, typed
-from jaxgrow.axes import Params
+from jaxgrow.axes import Axes, Params, Tree
 from jaxgrow.extras.peft import adapters, lora
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.models import Adapter, Config, from_json
@@ -23,10 +23,66 @@ from train.common.errors import UserError
 from train.common.files import read_arrays, write_arrays
 from train.plan.phase import Context, Models
 from train.plan.training import Train
-from train.plan.transforms import Transform, differing
-from train.state.assembly import ByAdapter, ByLoRA
-from train.state.heads import split
-from train.state.model import TrainState, plain
+from train.plan.transforms import differing
+from train.state.model import KeptFile, TrainState, plain, split_head
+
+
+@dataclass(frozen=True)
+class BesideLoRA:
+    """LoRA: the adapter and the head are trained, and the body is frozen."""
+
+    lora: LoRA
+
+    def axes(self, config: Config) -> Axes:
+        body, head = split_head(config.axes())
+        return lora.lora_axes(self.lora, body) | head
+
+    def base_axes(self, config: Config) -> Axes:
+        return split_head(config.axes())[0]
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        adapter, head = split_head(trained)
+        return lora.attach_lora(base | head, adapter, self.lora)
+
+    def plain(self, config: Config, trained: Tree, base: Params) -> Params:
+        adapter, head = split_head(trained)
+        return lora.merge_lora(base | head, adapter, self.lora)
+
+    def kept_file(self, model: TrainState) -> KeptFile:
+        return _adapter_file("lora.npz", model, self.lora, split_head(model.params)[0])
+
+
+@dataclass(frozen=True)
+class BesideAdapters:
+    """Bottleneck adapters: the adapters and the head are trained, and the body is frozen."""
+
+    adapter: Adapter
+
+    def axes(self, config: Config) -> Axes:
+        body, head = split_head(config.axes())
+        return adapters.detach_adapters(body)[1] | head
+
+    def base_axes(self, config: Config) -> Axes:
+        return adapters.detach_adapters(split_head(config.axes())[0])[0]
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        own, head = split_head(trained)
+        return adapters.attach_adapters(base, own) | head
+
+    plain = parameters
+
+    def kept_file(self, model: TrainState) -> KeptFile:
+        own = adapters.detach_adapters(plain(model))[1]
+        return _adapter_file("adapter.npz", model, self.adapter, own)
+
+
+def _adapter_file(
+    name: str, model: TrainState, adapter: LoRA | Adapter, params: Params
+) -> KeptFile:
+    def write(path: Path, params: Params) -> None:
+        save_adaptation(path, SavedAdapter(model.config, adapter, params))
+
+    return name, params, write
 
 
 @dataclass(frozen=True)
@@ -44,7 +100,7 @@ class Adapt(Train):
         super().__post_init__()
         if isinstance(self.adapter, LoRA):
             modules = lora.lora_kernels(self.adapter, self.config.axes())
-            if heads := split({module.partition("/")[0]: 0 for module in modules})[1]:
+            if heads := split_head({module.partition("/")[0]: 0 for module in modules})[1]:
                 raise ValueError(
                     f"the targets of the LoRA include {', '.join(heads)}, but heads are trained "
                     "without LoRA: remove them from the targets"
@@ -68,7 +124,7 @@ class Adapt(Train):
             or self.config.adapter is None
         ):
             return 0.0
-        return muon.muon_flops(ByAdapter(self.adapter).axes(self.config), self.config.sizes())
+        return muon.muon_flops(BesideAdapters(self.adapter).axes(self.config), self.config.sizes())
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
         return flops.train_flops(
@@ -89,72 +145,34 @@ class Adapt(Train):
         saved: Params | None = None,
     ) -> TrainState:
         model = models[self.name]
-        if model.made is None:
+        if model.parametrisation is None:
             model = self._beside(model, key, saved)
         return model if model.opt is not None else replace(model, opt=tx.init(model.params))
 
     def _beside(self, model: TrainState, key: jax.Array, saved: Params | None) -> TrainState:
         """Return the frozen model with its own adapter, the one in ``saved``, or a fresh one."""
-        body, head = split(model.params)
+        body, head = split_head(model.params)
+        config, own = self.config, saved
         if isinstance(self.adapter, LoRA):
-            fresh = lora.init_lora(
-                self.adapter, split(self.config.axes())[0], self.config.sizes(), key
-            )
-            own = fresh if saved is None else saved
-            return TrainState(
-                own | head, None, self.config, model.sensitivity, body, ByLoRA(self.adapter)
-            )
-        config = replace(self.config, adapter=self.adapter)
-        if self.config.adapter is not None:
-            body, own = adapters.detach_adapters(body)
+            by = BesideLoRA(self.adapter)
+            if own is None:
+                own = lora.init_lora(self.adapter, by.base_axes(config), config.sizes(), key)
         else:
-            own = adapters.init_adapters(config, key) if saved is None else saved
-        return TrainState(
-            own | head, None, config, model.sensitivity, body, ByAdapter(self.adapter)
-        )
+            by = BesideAdapters(self.adapter)
+            config = replace(config, adapter=self.adapter)
+            if self.config.adapter is not None:
+                body, own = adapters.detach_adapters(body)
+            elif own is None:
+                own = adapters.init_adapters(config, key)
+        return TrainState(own | head, None, config, model.sensitivity, body, by)
 
-    def given(self, context: Context) -> tuple[Any, ...]:
-        if self.saved is not None and context.models[self.name].made is None:
-            return (loaded(self.saved, self.config)[1],)
+    def given(self, context: Context) -> tuple[Params, ...]:
+        if self.saved is not None and context.models[self.name].parametrisation is None:
+            return (adapter_for(self.saved, self.config)[1],)
         return ()
 
-    def finish(self, context: Context, model: TrainState) -> None:
-        keep_adapter(context, model)
 
-
-def keep_adapter(context: Context, model: TrainState) -> None:
-    """Save the adapter of a model in the folder of the run."""
-    if isinstance(model.made, ByLoRA):
-        name = "lora.npz"
-        adapter = model.made.lora
-        own = split(model.params)[0]
-    else:
-        assert isinstance(model.made, ByAdapter)
-        name = "adapter.npz"
-        adapter = model.made.adapter
-        own = adapters.detach_adapters(plain(model))[1]
-
-    def write(path: Path, params: Params) -> None:
-        save_adaptation(path, Saved(model.config, adapter, params))
-
-    context.keep(name, own, write)
-
-
-@dataclass(frozen=True)
-class Merge(Transform, reads=("name",), writes="name"):
-    """Merges the result of an `Adapt` into the model ``name``.
-
-    A LoRA is added to the kernels of the model. Any other adapter stays in its layers.
-    """
-
-    name: str
-
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        model = models[self.name]
-        return TrainState(plain(model), None, model.config)
-
-
-class Saved(NamedTuple):
+class SavedAdapter(NamedTuple):
     """The adapter that a run saves, without the head."""
 
     config: Config  # config of the model
@@ -162,7 +180,7 @@ class Saved(NamedTuple):
     params: Params  # in the form of `jaxgrow.extras.peft.lora.init_lora` or `jaxgrow.extras.peft.adapters.init_adapters`
 
 
-def save_adaptation(path: Path, saved: Saved) -> None:
+def save_adaptation(path: Path, saved: SavedAdapter) -> None:
     """Write the adapter of an `Adapt` atomically."""
     # The config of the model includes a bottleneck adapter.
     about: dict[str, Any] = {"model": saved.config.as_json()}
@@ -170,27 +188,27 @@ def save_adaptation(path: Path, saved: Saved) -> None:
     write_arrays(path, about, {"/".join(key): x for key, x in flatten_dict(saved.params).items()})
 
 
-def load_adaptation(path: Path) -> Saved:
+def load_adaptation(path: Path) -> SavedAdapter:
     """Read the adapter that `save_adaptation` wrote.
 
     Raises:
       UserError: the file is missing, damaged, or has other content.
     """
 
-    def parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Saved:
+    def parsed(about: dict[str, Any], arrays: dict[str, Any]) -> SavedAdapter:
         config = from_json(about["model"])
         own = about.get("lora")
         adapter = config.adapter if own is None else typed.build_dataclass(LoRA, own)
         if adapter is None:
             raise ValueError("its model has no adapter")
-        return Saved(config, adapter, unflatten_dict(arrays, sep="/"))
+        return SavedAdapter(config, adapter, unflatten_dict(arrays, sep="/"))
 
     return read_arrays(
         path, parsed, "adapter", "a run that trains one writes lora.npz or adapter.npz"
     )
 
 
-def loaded(file: str, config: Config) -> tuple[LoRA | Adapter, Params]:
+def adapter_for(file: str, config: Config) -> tuple[LoRA | Adapter, Params]:
     """Read an adapter for a model.
 
     Args:

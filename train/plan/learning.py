@@ -14,15 +14,41 @@ import numpy as np
 import optax
 
 from jaxgrow import flops, grow, sizes, typed
+from jaxgrow.axes import Axes, Params, Tree
 from jaxgrow.models import Config, from_json
 from jaxgrow.operators import ligo
 from jaxgrow.operators.ligo import LiGO
 from train.common.files import read_arrays, write_arrays
 from train.plan.phase import Context, Models
 from train.plan.training import Train
-from train.plan.transforms import Transform, differing
-from train.state.assembly import ByMaps
-from train.state.model import TrainState, initial, plain
+from train.plan.transforms import differing
+from train.state.model import KeptFile, TrainState, initial, plain
+
+
+@dataclass(frozen=True)
+class GrownByMaps:
+    """LiGO: the coefficients of the growth maps are trained, and grow a frozen small model."""
+
+    small: Config  # config of the small model
+    ligo: LiGO = field(default_factory=LiGO)
+
+    def axes(self, config: Config) -> None:
+        return None
+
+    def base_axes(self, config: Config) -> Axes:
+        return self.small.axes()
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        axes = self.small.axes()
+        return grow(ligo.learned_growth(trained, axes, sizes(base, axes)), base, axes)
+
+    plain = parameters
+
+    def kept_file(self, model: TrainState) -> KeptFile:
+        def write(path: Path, coefficients: Tree) -> None:
+            save_maps(path, Maps(self.small, model.config, self.ligo, coefficients))
+
+        return "maps.npz", model.params, write
 
 
 @dataclass(frozen=True)
@@ -68,27 +94,13 @@ class Learn(Train):
         maps = ligo.init_coefficients(
             self.ligo, self.small.axes(), self.small.sizes(), self.target, key
         )
-        return TrainState(maps, tx.init(maps), self.config, None, plain(small), ByMaps(self.small))
+        by = GrownByMaps(self.small, self.ligo)
+        return TrainState(maps, tx.init(maps), self.config, None, plain(small), by)
 
     def init(self, context: Context) -> TrainState:
         model = super().init(context)
         context.validate(0, model)  # the model grown by the initial maps
         return model
-
-    def finish(self, context: Context, model: TrainState) -> None:
-        context.keep("maps.npz", model.params, lambda path, maps: save_maps(path, self, maps))
-
-
-@dataclass(frozen=True)
-class Apply(Transform, reads=("source",), writes="target"):
-    """Makes ``target``: the small model, grown by the maps that a `Learn` stored as ``source``."""
-
-    source: str
-    target: str
-
-    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        model = models[self.source]
-        return TrainState(plain(model), None, model.config)
 
 
 @dataclass(frozen=True)
@@ -117,15 +129,15 @@ class Maps:
         return grow(ligo.learned_growth(self.coefficients, axes, old), params, axes)
 
 
-def save_maps(path: Path, phase: Learn, coefficients: dict[str, Any]) -> None:
+def save_maps(path: Path, maps: Maps) -> None:
     """Write the maps of a `Learn` atomically."""
     about = {
-        "small": phase.small.as_json(),
-        "large": phase.config.as_json(),
-        "ligo": asdict(phase.ligo),
+        "small": maps.small.as_json(),
+        "large": maps.large.as_json(),
+        "ligo": asdict(maps.ligo),
     }
-    arrays = {f"depth:{module}": w for module, w in coefficients["depth"].items()}
-    for name, ms in coefficients["width"].items():
+    arrays = {f"depth:{module}": w for module, w in maps.coefficients["depth"].items()}
+    for name, ms in maps.coefficients["width"].items():
         arrays |= {f"width:{name}:{kind}": m for kind, m in ms.items()}
     write_arrays(path, about, arrays)
 

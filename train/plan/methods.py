@@ -1,30 +1,24 @@
 """Which training methods are there? Each is a dataclass that builds a plan."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal
 
-from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.moments import Policy
-from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.layerdrop import Sensitivity
 from jaxgrow.layerdrop.schedules import whole_steps
-from jaxgrow.models import Adapter, Config
+from jaxgrow.models import Config
 from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.ligo import LiGO
-from jaxgrow.optim.freeze import Freeze
 from train.common.fields import CHANGED, GIVEN, named
-from train.extras.adapting import Adapt, Merge
-from train.plan.best import Best, KeepBest, TakeBest
-from train.plan.dropout import DropUnits
-from train.plan.learning import Apply, Learn
+from train.plan.learning import Learn
 from train.plan.lifetimes import Plan
-from train.plan.modifiers import DropLayers, FreezeParts, Modifier, Rewarm, Teacher
+from train.plan.modifiers import train_phases
 from train.plan.phase import Phase
-from train.plan.training import Measure, Train, training
+from train.plan.training import MODIFIERS, Measure, Modifier
 from train.plan.transforms import (
+    Apply,
     Coalesce,
     Correct,
     Decoalesce,
@@ -47,13 +41,28 @@ SAMPLING = tuple(name for name, made in OPERATORS.items() if made.accepted({"see
 
 
 @dataclass(frozen=True)
-class Scratch:
-    """One model, trained from scratch with a schedule that decays fully."""
-
-    modifiers: tuple[Modifier, ...] = field(default=(), metadata=named(Modifier.keys, "drop"))
+class Method:
+    """A training method: a dataclass of settings that builds a plan."""
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        return training(LARGE, steps, optim, model, self.modifiers)
+        """Return the phases of a run.
+
+        Args:
+          model: config of the model that the run trains.
+          optim: optimizer of the experiment, whose values a stage may replace.
+          steps: number of steps of the experiment.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Scratch(Method):
+    """One model, trained from scratch with a schedule that decays fully."""
+
+    modifiers: tuple[Modifier, ...] = field(default=(), metadata=named(MODIFIERS, "drop"))
+
+    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
+        return train_phases(LARGE, steps, optim, model, self.modifiers)
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,12 @@ class TrainStage:
     schedule: Literal["cosine", "linear", "wsd"] | None = None
     # Changes of the steps (`train.plan.modifiers`), at most one of each class.
     modifiers: tuple[Modifier, ...] = field(
-        default=(), metadata=named(Modifier.keys, "drop", "tokens", "freeze", "rewarm")
+        default=(), metadata=named(MODIFIERS, "drop", "tokens", "freeze", "rewarm")
     )
 
     # The choices that use a field (`train.config.effect`).
     used_with = {name: {"steps": GIVEN} for name in ("lr", "warmup", "floor", "schedule")}
+    step_counts = ("warmup",)
 
     def optim(self, base: Optim) -> Optim:
         own = {
@@ -90,21 +100,21 @@ class TrainStage:
                 f"the steps of a stage are a fraction of the steps of the experiment, at least 0, but are {self.steps}"
             )
         every = (*modifiers, *self.modifiers)
-        return training(name, whole_steps(self.steps, steps), self.optim(base), config, every)
+        return train_phases(name, whole_steps(self.steps, steps), self.optim(base), config, every)
 
 
-def _check_rewarm(stages: Sequence[TrainStage], name: str, moments: Policy) -> None:
-    """Check that a growth with the policy ``moments``, in the field ``name``, marks new entries."""
-    rewarmed = any(isinstance(m, Rewarm) for stage in stages for m in stage.modifiers)
-    if rewarmed and moments != "asymmetric":
-        raise ValueError(
-            f"rewarm finds new entries by their step counts, which only the policy 'asymmetric' restarts: set {name} to "
-            f"'asymmetric', not {moments!r}, or leave out rewarm"
-        )
+def _check_moments(stages: Sequence[TrainStage], name: str, moments: Policy) -> None:
+    """Check that the policy ``moments`` of a growth, in the field ``name``, fits the modifiers."""
+    for modifier in (m for stage in stages for m in stage.modifiers):
+        if modifier.by_counts and moments != "asymmetric":
+            raise ValueError(
+                f"{modifier.key} finds new entries by their step counts, which only the policy 'asymmetric' restarts: "
+                f"set {name} to 'asymmetric', not {moments!r}, or leave out {modifier.key}"
+            )
 
 
 @dataclass(frozen=True)
-class VCycle:
+class VCycle(Method):
     """Algorithm 1 of Zou et al. (ICLR 2024): coalesce, train the smallest model, and go up again.
 
     ``down`` has a stage for each level that is coalesced, starting with the large model. ``up`` has
@@ -133,7 +143,7 @@ class VCycle:
                 f"not {len(self.groupings)}"
             )
         # The first stage up trains the smallest model, which has no new entries.
-        _check_rewarm(self.up[1:], "moments_up", self.moments_up)
+        _check_moments(self.up[1:], "moments_up", self.moments_up)
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         names = [LARGE, *(f"coarse{i}" for i in range(1, len(self.up)))]
@@ -180,6 +190,7 @@ class Learned:
 
     # The choices that use a field (`train.config.effect`).
     used_with = {"lr": {"steps": GIVEN}, "warmup": {"steps": GIVEN}}
+    step_counts = ("steps", "warmup")
 
 
 @dataclass(frozen=True)
@@ -214,7 +225,7 @@ class GrowTo:
             raise ValueError(
                 "noise, moments and fresh apply to operators, not to learned maps: leave them out"
             )
-        _check_rewarm(self.stages, "moments", self.moments)
+        _check_moments(self.stages, "moments", self.moments)
         if self.fresh and self.noise is not None:
             raise ValueError(
                 "noise breaks the symmetry of copies, but fresh makes no copies: leave out one of them"
@@ -222,7 +233,7 @@ class GrowTo:
 
 
 @dataclass(frozen=True)
-class Growing:
+class Growing(Method):
     """Train a small model first, then grow and train it, once or several times.
 
     The small model is trained in this run or in an earlier one.
@@ -252,7 +263,7 @@ class Growing:
             )
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        plan = list(_source(self.small, self.source, optim, steps))
+        plan = list(source_phases(self.small, self.source, optim, steps))
         config = self.small
         name = SOURCE
         eps = 1.0  # factor by which the growths so far multiplied the epsilon of the norms
@@ -293,116 +304,24 @@ class Growing:
 
 
 @dataclass(frozen=True)
-class Continue:
+class Continue(Method):
     """Continue the training of an existing model.
 
     The model is from ``jaxgrow grow``, a download, or an earlier run.
     """
 
     source: str  # folder of the model, as in `train.plan.transforms.LoadCheckpoint`
-    modifiers: tuple[Modifier, ...] = field(default=(), metadata=named(Modifier.keys, "drop"))
+    modifiers: tuple[Modifier, ...] = field(default=(), metadata=named(MODIFIERS, "drop"))
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        trained = training(LARGE, steps, optim, model, self.modifiers)
+        trained = train_phases(LARGE, steps, optim, model, self.modifiers)
         return (LoadCheckpoint(LARGE, model, self.source), *trained)
 
 
-@dataclass(frozen=True)
-class FineTune:
-    """Train an existing model on a task."""
-
-    source: str  # folder of the model, as in `train.plan.transforms.LoadCheckpoint`
-    # Whether to initialise a new head. False: the model already has the head of the task from an
-    # earlier fine-tuning, perhaps grown in between.
-    new_head: bool = True
-    length: int | None = None  # positions of a sample; None: the context length of the model
-    drop: LayerDrop | None = None
-    freeze: Freeze | None = None
-    # Trained with the head while the body is frozen, and merged into the body at the end.
-    lora: LoRA | None = None
-    # Trained with the head while the body is frozen, and then part of the model.
-    adapter: Adapter | None = None
-    saved: str | None = None  # adapter file of an earlier run to continue from
-    dropout: float = 0.0  # rate, as in `train.plan.dropout`
-    # Keep the best evaluation; None: keep the last one.
-    best: Best | None = None
-
-    def __post_init__(self):
-        if self.best is not None and self.drop is not None and self.drop.sensitivity is not None:
-            raise ValueError(
-                "best is not supported together with sensitivities, because both divide the training into "
-                "phases: leave out best or the sensitivities"
-            )
-        given = [name for name in ("lora", "adapter", "freeze") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(
-                f"a LoRA or an adapter freezes the rest of the body: leave out {', or '.join(reversed(given))}"
-            )
-
-    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        if optim.base is not None:
-            raise ValueError(
-                "optim.base is for pre-training, and does not apply to a new head or an adapter: leave optim.base out"
-            )
-        modifiers: list[Modifier] = []
-        if self.freeze is not None:
-            modifiers.append(FreezeParts(self.freeze))
-        if self.dropout:
-            modifiers.append(DropUnits(self.dropout))
-        if self.drop is not None:
-            modifiers.append(DropLayers(self.drop))
-        source = LoadCheckpoint(LARGE, model, self.source, self.new_head)
-        adapter = self.lora or self.adapter
-        kind = Train if adapter is None else partial(Adapt, adapter=adapter, saved=self.saved)
-        trained = training(LARGE, steps, optim, model, tuple(modifiers), self.length, kind)
-        phases = (source, *(trained if self.best is None else _with_best(trained, self.best)))
-        return phases if adapter is None else (*phases, Merge(LARGE))
-
-
-def _with_best(trained: tuple[Phase, ...], best: Best) -> tuple[Phase, ...]:
-    """Split one training at its evaluations."""
-    (phase,) = trained
-    assert isinstance(phase, Train)
-    parts = min(best.evaluations or 1, max(1, phase.steps))
-    cuts = [round(i * phase.steps / parts) for i in range(parts + 1)]
-    phases: list[Phase] = []
-    for begin, until in itertools.pairwise(cuts):
-        phases += [replace(phase, begin=begin, until=until), KeepBest(LARGE, best)]
-    return (*phases, TakeBest(LARGE))
-
-
-@dataclass(frozen=True)
-class Inherit:
-    """Knowledge inheritance (Qin et al., NAACL 2022).
-
-    The large model is trained from scratch. In the first steps a small model is its teacher.
-    """
-
-    small: Config
-    source: TrainStage | str = TrainStage(0.5)
-    stage: TrainStage = TrainStage(1.0)
-    temperature: float = 2.0
-    fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
-
-    # The choices that use a field (`train.config.effect`).
-    used_with = {"temperature": {"fraction": GIVEN}}
-
-    def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
-        text = model.predicts == "tokens"
-        if text and isinstance(self.source, TrainStage) and self.small.length != model.length:
-            raise ValueError(
-                f"the small model has a context of {self.small.length} tokens, but is trained on the samples of the "
-                f"experiment, which have {model.length}: give it the same context"
-            )
-        teacher = Teacher(SOURCE, self.temperature, self.fraction, self.small)
-        source = _source(self.small, self.source, optim, steps)
-        return (*source, *self.stage.train(LARGE, model, optim, steps, teacher))
-
-
-def _source(small: Config, source: TrainStage | str, optim: Optim, steps: int) -> tuple[Phase, ...]:
+def source_phases(
+    small: Config, source: TrainStage | str, optim: Optim, steps: int
+) -> tuple[Phase, ...]:
+    """Return the phases that train the small model, or load it from a folder."""
     if isinstance(source, str):
         return (LoadCheckpoint(SOURCE, small, source),)
     return source.train(SOURCE, small, optim, steps)
-
-
-Method: TypeAlias = Scratch | Continue | FineTune | VCycle | Growing | Inherit

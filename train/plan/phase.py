@@ -41,7 +41,9 @@ class Context(Protocol):
     models: dict[str, TrainState]  # models that are still needed
     ledger: Ledger
     validation: dict[str, float]  # metrics of the last evaluation
-    best: dict[str, Any]  # for `train.plan.best`: the best evaluation, and how many followed it
+    best: dict[
+        str, Any
+    ]  # for `train.extras.fine_tune`: the best evaluation, and how many followed it
 
     @property
     def key(self) -> jax.Array:
@@ -70,6 +72,10 @@ class Context(Protocol):
         and are the same on every platform. With ``donate``, the result may reuse the memory of the
         first argument, which is deleted.
         """
+        ...
+
+    def train(self, phase: Any) -> TrainState:
+        """Run the remaining steps of a `train.plan.training.Train`, and return the trained model."""
         ...
 
     def validation_batches(self, batches: int) -> Any:
@@ -113,8 +119,6 @@ class Context(Protocol):
 
 class Phase:
     """A part of a plan. Phases are frozen dataclasses; equal ones share their compiled programs.
-
-    A phase is a transformation with a method `run`, or a training (`train.plan.training.Train`).
 
     A class declares which of its fields are the names of models: ``class Merge(Phase,
     reads=("name",), writes="name")``.
@@ -165,6 +169,7 @@ class Phase:
         return ()
 
     probes = 0  # number of micro-batches that the phase reads from `Context.validation_batches`
+    judges = False  # whether the phase depends on the last evaluation
     notes: Any = None  # JSON value that checkpoints record about the phase
     after_early_stop = False  # whether a run that stops early continues with this phase
 

@@ -63,7 +63,7 @@ class RunRecord:
       step: steps of this phase that are done.
       cost: cost so far.
       validation: metrics of the last validation.
-      best: best evaluation so far, if the plan keeps it (`train.plan.best`).
+      best: best evaluation so far, if the plan keeps it (`train.extras.fine_tune`).
       corpus: identity of the data; None: the checkpoint was saved before data had one.
       groups: notes of all phases, by label, for readers of the checkpoint.
       notes: notes of the modifiers of the current phase, for readers of the checkpoint.

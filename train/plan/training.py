@@ -1,11 +1,19 @@
-"""Which phases train a model, and which phase measures its layers in between?"""
+"""Which phases train a model, and which phase measures its layers in between?
 
-import itertools
+Modifiers change the steps of a training: they drop layers or tokens, freeze parameters, add a
+teacher, or warm up again. Each modifier is one class with two parts. On the host,
+`Modifier.step_inputs` provides the inputs of every step and their cost. Within the step, which is a
+pure function on each device, the other methods change the call of the model, the objective, the
+gradients, the learning rates, or the parameters that the update may change. By default, each method
+changes nothing. A new modifier is a class in `train.plan.modifiers`, or one in `train.extras` with a
+key in its table.
+"""
+
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +21,175 @@ import numpy as np
 import optax
 
 from jaxgrow import flops
+from jaxgrow.axes import Tree
 from jaxgrow.layerdrop import Sensitivity, layer_sensitivity
-from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
 from jaxgrow.models.importance import block_influence, residual_streams
 from jaxgrow.optim import muon
 from jaxgrow.optim.completep import multipliers
-from train.plan.modifiers import DropLayers, Modifier
+from jaxgrow.registry import Registry
 from train.plan.phase import Context, Models, Phase
 from train.state.model import TrainState, initial, loss, parameters
 from train.state.optim import Optim
 
 
+class PhaseStart(NamedTuple):
+    """The state of a run when a phase of training begins or continues."""
+
+    models: Mapping[str, TrainState]
+    first: int  # number of the first step
+    samples: int  # number of samples in a batch
+    accumulate: int  # number of micro-batches in a step
+    seed: int
+    devices: int = 1  # number of devices that the tokens of a batch are sharded over
+
+    def at_once(self, tokens: int) -> int:
+        """Return how many of the tokens of a batch a device computes at once."""
+        return tokens // (self.accumulate * self.devices)
+
+
+@dataclass(frozen=True)
+class ModifierInput:
+    """What a modifier provides to one step, on the host."""
+
+    # arrays, the same on all devices; None: the modifier is inactive in the step
+    inputs: Any = None
+    layers: float | None = None  # number of layers that the step runs; None: all
+    flops: float = 0.0  # FLOPs of the modifier itself, in addition to the step of the model
+    log: dict[str, Any] = field(default_factory=dict)  # logged in addition to the loss
+
+
+NOTHING = ModifierInput()
+
+
+class Micro(NamedTuple):
+    """A micro-batch, or the part of it on one device."""
+
+    number: Any
+    key: jax.Array  # random key of the step
+    rows: jax.Array  # indices of its samples in the batch of the step
+
+
+# The modifiers that have a key, by key.
+MODIFIERS: "Registry[type[Modifier]]" = Registry("modifier", "train.extras")
+
+
+@dataclass(frozen=True)
+class Modifier:
+    """Base class that changes nothing.
+
+    The argument ``given`` of the methods below is the attribute ``inputs`` of the `ModifierInput` that
+    `step_inputs` provided for the step.
+
+    A class with a ``key`` may be used in the ``modifiers`` of a method or stage. The key is its
+    name in ``--set`` and in ``config.json``: ``class Ramp(Modifier, key="ramp")``.
+    """
+
+    key: ClassVar[str]
+    # Whether the modifier finds the entries that a growth made by Adam's step counts.
+    by_counts: ClassVar[bool] = False
+
+    def __init_subclass__(cls, key: str | None = None):
+        if key is not None:
+            cls.key = key
+            MODIFIERS.add(key, cls)
+
+    # --- on the host ---
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Other models that the modifier needs in every step."""
+        return ()
+
+    def check(self, phase: "Train") -> None:
+        """Check that the modifier fits the phase.
+
+        Raises:
+          ValueError: it does not fit.
+        """
+
+    def warnings(self, phase: "Train") -> list[str]:
+        """Warnings about settings that are allowed but probably not intended."""
+        return []
+
+    def savings(self, config: Config) -> dict[str, Any]:
+        """Options of `jaxgrow.flops.train_flops` that describe the computation saved in every step."""
+        return {}
+
+    def layers(self, phase: "Train") -> float | None:
+        """Average number of layers that a step runs; None: all."""
+        return None
+
+    def flops(self, phase: "Train", samples: int) -> float:
+        """FLOPs of the modifier itself in the phase, in addition to the steps of the model."""
+        return 0.0
+
+    @property
+    def windows(self) -> int:
+        """Number of windows into which every sample is cut."""
+        return 1
+
+    def notes(self, model: TrainState) -> dict[str, Any]:
+        """JSON values that checkpoints record about the modifier."""
+        return {}
+
+    def step_inputs(
+        self, phase: "Train", model: TrainState, setting: PhaseStart
+    ) -> Callable[[int], ModifierInput]:
+        """Return a function from the number of a step to the `ModifierInput` of this step."""
+        return lambda step: NOTHING
+
+    def program(self) -> "Modifier":
+        """Return the modifier without the settings that affect only its inputs.
+
+        Phases whose modifiers have equal programs share one compiled step.
+        """
+        return self
+
+    # --- within the step ---
+
+    # Whether `objective` reads the logits, which must then be computed completely.
+    reads_logits: ClassVar[bool] = False
+
+    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+        """Options for the call of the model."""
+        return {}
+
+    def objective(self, value: jax.Array, output: jax.Array, inputs: Any, given: Any) -> jax.Array:
+        """Return the objective to minimise.
+
+        This method is called only if `reads_logits` is True.
+
+        Args:
+          value: the objective without this modifier.
+          output: the logits of the model.
+          inputs: the inputs of the model.
+          given: the inputs of the step.
+        """
+        return value
+
+    def gradients(self, grads: Tree, model: TrainState, given: Any) -> Tree:
+        """Return the gradients that the optimizer gets, with zeros for frozen parameters."""
+        return grads
+
+    def learning_rates(self, learning_rates: Tree, opt: Any, given: Any) -> Tree:
+        """Return the learning rate of every parameter."""
+        return learning_rates
+
+    def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
+        """Return ``after``, with the values of ``before`` where the update must not change them."""
+        return after
+
+
+def keep_trained(context: Context, model: TrainState) -> None:
+    """Write the trained parameters of a model with a parametrisation to a file of the run."""
+    if model.parametrisation is not None:
+        context.keep(*model.parametrisation.kept_file(model))
+
+
 @dataclass(frozen=True)
 class Train(Phase, writes="name"):
-    """Trains the model ``name``. A model that does not exist yet is initialised from ``config``.
-
-    A run trains the model between `init` and `finish` (`train.run.trainer`).
-    """
+    """Trains the model ``name``. A model that does not exist yet is initialised from ``config``."""
 
     name: str
     steps: int  # total steps of the schedules
@@ -136,6 +295,11 @@ class Train(Phase, writes="name"):
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         return self.start(models, tx, jax.random.key(0))
 
+    def run(self, context: Context) -> TrainState:
+        model = context.train(self)
+        keep_trained(context, model)
+        return model
+
     def init(self, context: Context) -> TrainState:
         """Return the model before the first step, by a compiled program."""
         # The initial model does not depend on the steps, so that phases with the same start share a
@@ -159,9 +323,6 @@ class Train(Phase, writes="name"):
     def given(self, context: Context) -> tuple[Any, ...]:
         """Additional arguments of `start`."""
         return ()
-
-    def finish(self, context: Context, model: TrainState) -> None:
-        """Write the results of the phase after its last step."""
 
 
 def _init(
@@ -243,39 +404,3 @@ def _measured(
     phase: Measure, tx: optax.GradientTransformation, model: TrainState, batches: Any
 ) -> TrainState:
     return phase.measure(model, batches)
-
-
-def training(
-    name: str,
-    steps: int,
-    optim: Optim,
-    config: Config,
-    modifiers: tuple[Modifier, ...] = (),
-    positions: int | None = None,
-    kind: Callable[..., Train] = Train,
-) -> tuple[Phase, ...]:
-    """Return the phases of one training, each of the class ``kind``.
-
-    With sensitivities, this is Algorithm 2 of SBLD: train all layers, measure, drop layers, and
-    measure again at regular intervals if ``every`` is set.
-    """
-
-    def train(*modifiers: Modifier, begin: int = 0, until: int | None = None) -> Train:
-        return kind(name, steps, optim, config, modifiers, begin, until, positions)
-
-    s = next((m.drop.sensitivity for m in modifiers if isinstance(m, DropLayers)), None)
-    if s is None:
-        return (train(*modifiers),)
-    dense = [m for m in modifiers if not isinstance(m, DropLayers)]
-    cuts = [whole_steps(s.after, steps)]
-    if 0 < steps <= cuts[0]:
-        raise ValueError(
-            f"the pre-analysis of the sensitivities takes {cuts[0]} of {steps} steps, so no step drops layers: train at "
-            f"least {cuts[0] + 1} steps"
-        )
-    while s.every and cuts[-1] + whole_steps(s.every, steps) < steps:
-        cuts.append(cuts[-1] + whole_steps(s.every, steps))
-    phases: list[Phase] = [train(*dense, until=cuts[0])]
-    for begin, until in itertools.pairwise([*cuts, steps]):
-        phases += [Measure(name, s, positions), train(*modifiers, begin=begin, until=until)]
-    return tuple(phases)

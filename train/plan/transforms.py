@@ -22,8 +22,7 @@ from jaxgrow.models.upcycling import add_router_noise, redraw_units
 from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
 from jaxgrow.typed import did_you_mean
 from train.plan.phase import Context, Models, Phase
-from train.state.heads import fresh_head
-from train.state.model import TrainState, initial
+from train.state.model import TrainState, fresh_head, initial, plain
 
 
 class Transform(Phase):
@@ -252,6 +251,22 @@ class Correct(Regrouping, reads=("before", "small"), writes="before"):
         return TrainState(
             correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config
         )
+
+
+@dataclass(frozen=True)
+class Apply(Transform, reads=("source",), writes="target"):
+    """Makes ``target``: the model ``source`` without its parametrisation.
+
+    LiGO's maps grow the small model, and a LoRA is added to the kernels. Any other adapter stays in
+    its layers.
+    """
+
+    source: str
+    target: str
+
+    def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
+        model = models[self.source]
+        return TrainState(plain(model), None, model.config)
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,9 @@ from train.config.experiment import (
     with_steps,
 )
 from train.plan.lifetimes import after, shapes
-from train.plan.modifiers import PhaseStart
 from train.plan.phase import Phase, spoken_phase
 from train.plan.record import RunRecord
-from train.plan.training import Train
+from train.plan.training import PhaseStart, Train
 from train.plan.transforms import LoadCheckpoint
 from train.run.run_data import RunData
 from train.run.stop import Stop
@@ -339,7 +338,7 @@ class Trainer:
         """Run all remaining phases, and return the model that the plan trains."""
         while self.number < len(self.plan):
             phase = self.plan[self.number]
-            model = self.train(phase) if isinstance(phase, Train) else phase.run(self)
+            model = phase.run(self)
             self.models = after(self.plan, self.number, self.models, model)
             self.number += 1
             self.first = 0
@@ -395,9 +394,7 @@ class Trainer:
                 source_tokens=self.data.last_drawn(phase.length),
             )
             self.between_steps(phase, done, held, metrics, plan, notes)
-        model = held.model
-        phase.finish(self, model)
-        return model
+        return held.model
 
     def between_steps(
         self,
@@ -573,7 +570,7 @@ def _means(values: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
 def configs_of(models: Mapping[str, TrainState]) -> dict[str, Any]:
     """Return the config of each model; None if its parameters do not fit the config."""
     return {
-        name: model.config.as_json() if model.made is None else None
+        name: model.config.as_json() if model.parametrisation is None else None
         for name, model in models.items()
     }
 

@@ -1,9 +1,10 @@
 """The models of a run with their training state, and the functions that evaluate them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,44 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import sharding
-from jaxgrow.axes import Tree, is_names, path, role_of
+from jaxgrow.axes import Axes, Params, Tree, is_names, path, role_of
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
 from jaxgrow.optim.completep import multipliers
 from train.data.dataset import Batch
-from train.state.assembly import Made
+
+# The name of a file of a run, its arrays, and the function that writes them to a path.
+KeptFile: TypeAlias = tuple[str, Tree, Callable[[Path, Tree], None]]
+
+
+class Parametrisation(Protocol):
+    """How the parameters of a model are computed from trained and frozen ones.
+
+    ``trained`` is `TrainState.params`, and ``base`` is `TrainState.base`. A new parameter-efficient
+    way to train a model is a class with these methods, and a `train.plan.training.Train` that
+    starts it: LiGO (`train.plan.learning`), adapters and LoRA (`train.extras.adapting`).
+    """
+
+    def axes(self, config: Config) -> Axes | None:
+        """Return the axis names of the trained parameters, or None if they do not have any."""
+        ...
+
+    def base_axes(self, config: Config) -> Axes:
+        """Return the axis names of the frozen parameters."""
+        ...
+
+    def parameters(self, config: Config, trained: Tree, base: Params) -> Params:
+        """Return the parameters that the model computes with."""
+        ...
+
+    def plain(self, config: Config, trained: Tree, base: Params) -> Params:
+        """Return parameters of the same function with the tree structure of ``config``."""
+        ...
+
+    def kept_file(self, model: "TrainState") -> KeptFile:
+        """Return the file in which a run keeps the trained parameters."""
+        ...
 
 
 @struct.dataclass
@@ -34,8 +66,8 @@ class TrainState:
       sensitivity: last measured sensitivity of each layer for layer dropping, float32 [layers].
       base: frozen parameters: the small model that LiGO grows, or the body that an adapter belongs
         to.
-      made: how the parameters of the model are computed from ``params`` and ``base``; None if
-        ``params`` are the parameters.
+      parametrisation: how the parameters of the model are computed from ``params`` and ``base``;
+        None if ``params`` are the parameters.
     """
 
     params: Any
@@ -43,12 +75,13 @@ class TrainState:
     config: Config = struct.field(pytree_node=False)
     sensitivity: Any = None
     base: Any = None
-    made: Made | None = struct.field(pytree_node=False, default=None)
+    parametrisation: Parametrisation | None = struct.field(pytree_node=False, default=None)
 
     @property
     def axes(self) -> Tree | None:
         """The axis names of ``params``; None for LiGO's maps, which have other axes."""
-        return self.config.axes() if self.made is None else self.made.axes(self.config)
+        by = self.parametrisation
+        return self.config.axes() if by is None else by.axes(self.config)
 
 
 def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
@@ -57,10 +90,11 @@ def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
     Learned growth maps are replicated.
     """
     axes = model.axes
+    by = model.parametrisation
     base = (
         None
-        if model.made is None
-        else sharding.partition_specs(model.base, model.made.base_axes(model.config), mesh)
+        if by is None
+        else sharding.partition_specs(model.base, by.base_axes(model.config), mesh)
     )
     if axes is None:
         return replace(
@@ -83,12 +117,12 @@ def _replicated(tree: Tree) -> Tree:
 
 
 def shardings(model: TrainState, mesh: Mesh) -> TrainState:
-    """Return `partition_specs` as shardings on ``mesh``."""
+    """Return `specs` as shardings on ``mesh``."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(model, mesh))
 
 
 def placed(model: TrainState) -> TrainState:
-    """Constrain ``model`` to its `partition_specs` on the current mesh, if one is set; for traced code."""
+    """Constrain ``model`` to its `specs` on the current mesh, if one is set; for traced code."""
     return sharding.constrain_sharding(model, specs(model, jax.sharding.get_abstract_mesh()))
 
 
@@ -102,7 +136,7 @@ def narrow_leaves(model: TrainState) -> Tree:
 
     These are the kernels of the layers if `Config.narrow_kernels`.
     """
-    plain = model.made is None and model.config.narrow_kernels
+    plain = model.parametrisation is None and model.config.narrow_kernels
 
     def narrow(key_path, names):
         name = path(key_path)
@@ -126,16 +160,17 @@ def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
 
 def parameters(model: TrainState) -> Any:
     """Return the parameters that ``model.config`` computes with."""
-    if model.made is None:
+    if model.parametrisation is None:
         return model.params
-    return model.made.parameters(model.config, model.params, jax.lax.stop_gradient(model.base))
+    base = jax.lax.stop_gradient(model.base)
+    return model.parametrisation.parameters(model.config, model.params, base)
 
 
 def plain(model: TrainState) -> Any:
     """Return parameters of the same function with the tree structure of ``model.config``."""
-    if model.made is None:
+    if model.parametrisation is None:
         return model.params
-    return model.made.plain(model.config, model.params, model.base)
+    return model.parametrisation.plain(model.config, model.params, model.base)
 
 
 def logits(model: TrainState, inputs: Any, **options: Any) -> jax.Array:
@@ -194,3 +229,30 @@ def cross_entropy(
         each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         return weighted_mean(each, weights)
     return optax.softmax_cross_entropy(logits, targets).mean()
+
+
+# --- task heads: the layers on top of the model body, which differ between tasks ---
+
+HEADS = (
+    "transform",
+    "head_norm",
+    "head_bias",
+    "head_kernel",
+    "pooler",
+    "classifier",
+    "head",
+    "distillation_head",
+)
+
+
+def split_head(tree: Tree) -> tuple[Tree, Tree]:
+    """Split parameters, or a tree of their structure, into ``(body, head)``."""
+    return {n: of for n, of in tree.items() if n not in HEADS}, {
+        n: of for n, of in tree.items() if n in HEADS
+    }
+
+
+@partial(jax.jit, static_argnums=0)
+def fresh_head(config: Config, key: jax.Array) -> Params:
+    """Return freshly initialised parameters of the head."""
+    return split_head(config.init(key))[1]

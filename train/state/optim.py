@@ -53,6 +53,7 @@ class Optim:
         "muon_momentum": {"name": ("muon",)},
         "muon_rms": {"name": ("muon",)},
     }
+    step_counts = ("warmup",)
 
     def __post_init__(self):
         if self.name not in ("adamw", "muon", "sgd"):

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from train.plan.modifiers import PhaseStart
-from train.plan.training import Train
+from train.plan.training import PhaseStart, Train
 from train.state.model import TrainState
 from train.state.optim import learning_rate
 from train.step.step import StepInputs

@@ -12,8 +12,8 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from train.plan.modifiers import Modifier
 from train.plan.phase import Phase
+from train.plan.training import Modifier
 from train.state.mesh import How
 from train.state.model import TrainState, placed
 from train.step import xla

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxgrow.axes import Tree
 from jaxgrow.sharding import only_mesh_axes
 from train.data.dataset import Batch
-from train.plan.modifiers import Micro, Modifier
+from train.plan.training import Micro, Modifier
 from train.state.mesh import FSDP
 from train.state.model import (
     TrainState,

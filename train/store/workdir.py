@@ -39,6 +39,7 @@ from train.common.files import (
     write_record,
 )
 from train.common.hosts import on_process_zero
+from train.common.output import say_notes
 from train.config.experiment import (
     Experiment,
     described_differences,
@@ -48,8 +49,7 @@ from train.config.experiment import (
 from train.config.resuming import binding_settings, class_of, resume_conflicts
 from train.data import special, text
 from train.plan.methods import LARGE
-from train.state.heads import say_notes, split
-from train.state.model import TrainState
+from train.state.model import TrainState, split_head
 from train.store import checkpoint, intact
 from train.store.handover import write_card, write_inputs
 
@@ -527,7 +527,7 @@ def imported_model(
         wanted.pop(name, None)
     wrong = described_differences(has, wanted)
     if headless:
-        params = config.body_from(split(params)[0], source.config)
+        params = config.body_from(split_head(params)[0], source.config)
         wrong = [text for text in wrong if text.partition(":")[0] not in _OF_HEADS]
     if wrong:
         raise UserError(

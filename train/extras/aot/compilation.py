@@ -21,9 +21,8 @@ from train.extras.aot.machines import Machine
 from train.extras.aot.roofline import Roofline, flops_beside, program_kernels, sum_kernels
 from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
-from train.plan.modifiers import PhaseStart
 from train.plan.phase import Phase
-from train.plan.training import Train
+from train.plan.training import PhaseStart, Train
 from train.state.mesh import divided, replicated, token_devices
 from train.state.model import TrainState, shardings
 from train.state.packing import Packed, packed
@@ -152,14 +151,9 @@ class AotRun:
         plan = self.experiment.plan
         for number, phase in enumerate(plan):
             self._phase = phase
-            result = self._trained(phase) if isinstance(phase, Train) else phase.run(self)
+            result = phase.run(self)
             self.models = after(plan, number, self.models, result)
         return self.programs
-
-    def _trained(self, phase: Train) -> TrainState:
-        model = self.train(phase, phase.init(self))
-        phase.finish(self, model)
-        return model
 
     # --- the interface for phases ---
 
@@ -184,7 +178,10 @@ class AotRun:
             )
         return model, cost
 
-    def train(self, phase: Train, model: TrainState) -> TrainState:
+    def train(self, phase: Train) -> TrainState:
+        return self.compile_steps(phase, phase.init(self))
+
+    def compile_steps(self, phase: Train, model: TrainState) -> TrainState:
         """Compile the steps of ``phase``, and return the trained model as shapes."""
         e = self.experiment
         make = partial(

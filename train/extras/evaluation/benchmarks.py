@@ -18,7 +18,7 @@ from train.common.errors import UserError
 from train.extras.evaluation.perplexity import TEXTS
 from train.extras.evaluation.published import local_dataset
 from train.extras.labelled.task import NAMES
-from train.state.pretrained import TextModel
+from train.extras.pretrained import TextModel
 
 LmEval: TypeAlias = Any  # an object of lm-eval, which has no types
 # Bootstrap samples for the standard errors of metrics that are not means, such as perplexity.

@@ -22,20 +22,20 @@ from jaxgrow.extras.models.generation import generate
 from train.common.errors import UserError
 from train.extras.evaluation.scoring import Scorer
 from train.extras.evaluation.stopping import Stopping
-from train.state.pretrained import TextModel, opened
+from train.extras.pretrained import TextModel, open_text_model
 
 
 class Harness(TemplateLM):
     """A model for `lm_eval.simple_evaluate`.
 
     Args:
-      model: a model, or its folder, as for `train.state.pretrained.opened`.
+      model: a model, or its folder, as for `train.extras.pretrained.open_text_model`.
       tokenizer: as for `opened`.
     """
 
     def __init__(self, model: str | Path | TextModel, tokenizer: str | None = None):
         super().__init__()
-        self.model = model if isinstance(model, TextModel) else opened(model, tokenizer)
+        self.model = model if isinstance(model, TextModel) else open_text_model(model, tokenizer)
         self.scorer = Scorer(self.model, progress=True)
 
     @property

@@ -20,8 +20,8 @@ from train.data import formats
 from train.data.cutting import TextEncoder, cut_document
 from train.data.special import added_tokens
 from train.data.windows import masking_vocabulary
+from train.extras.pretrained import TextModel
 from train.state.mesh import batch_devices, put, rows
-from train.state.pretrained import TextModel
 
 POSITIONS = 1 << 14  # maximum positions of a batch
 SHORTEST = 16  # the shortest padded length

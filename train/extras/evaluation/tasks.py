@@ -13,7 +13,7 @@ from train.extras.evaluation.perplexity import files_of, is_text, text_perplexit
 from train.extras.evaluation.scoring import Scorer
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.task import NAMES, Labelled
-from train.state.pretrained import config_of, opened
+from train.extras.pretrained import config_of, open_text_model
 from train.store.workdir import Workdir
 
 
@@ -32,7 +32,7 @@ def evaluate_tasks(
       names: names of the tasks, or paths of text files.
       data: folder of the files of the tasks; None: the working directory, and lm-eval downloads
         datasets.
-      tokenizer: tokenizer of the model, as for `train.state.pretrained.opened`.
+      tokenizer: tokenizer of the model, as for `train.extras.pretrained.open_text_model`.
       stride: number of tokens between two windows over a text; None: the context length.
       benchmarks: settings for the tasks of lm-eval; None: the settings of each task.
 
@@ -50,7 +50,7 @@ def evaluate_tasks(
     if others:
         benchmarks.load(others)  # reports missing tasks before the model is loaded
     if texts or others:
-        opened_model = opened(model, tokenizer)
+        opened_model = open_text_model(model, tokenizer)
         scorer = Scorer(opened_model, progress=True)
         results |= {name: text_perplexity(scorer, files, stride) for name, files in texts.items()}
         results |= benchmarks.run(opened_model, others) if others else {}

@@ -14,16 +14,15 @@ from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import Experiment, check_experiment, settings_errors
 from train.data.text import name_of
-from train.extras.adapting import loaded
+from train.extras.adapting import adapter_for
+from train.extras.fine_tune import LOSS, METRIC, Best, FineTune
 from train.extras.images.images import Images, read_images
 from train.extras.images.processor import normal_in
+from train.extras.labelled.heads import keeps_head, learned_head
 from train.extras.labelled.supervised import Prepared
 from train.extras.labelled.task import Labelled
-from train.plan.best import LOSS, METRIC, Best
-from train.plan.methods import FineTune
-from train.state.heads import keeps, learned
+from train.extras.pretrained import config_of
 from train.state.optim import Optim
-from train.state.pretrained import config_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,9 @@ class FineTuning:
     # Adapter file of an earlier run to continue from, in place of lora and adapter.
     saved: str | None = None
     accumulate: int = 1
-    dropout: float = 0.0  # rate for the outputs of attention and MLPs (`train.plan.dropout`)
+    dropout: float = (
+        0.0  # rate for the outputs of attention and MLPs (`train.extras.modifiers.DropUnits`)
+    )
     # keep the best evaluation, and optionally stop early; None: keep the last one
     best: Best | None = None
 
@@ -118,7 +119,7 @@ class FineTuning:
             data = _as_before(data, folder, config)
         task = data.prepared(config)
         saved = None if self.saved is None else str(Path(self.saved).expanduser().resolve())
-        adapter = self.lora or self.adapter if saved is None else loaded(saved, config)[0]
+        adapter = self.lora or self.adapter if saved is None else adapter_for(saved, config)[0]
         own: Any = {"dropout": self.dropout, "best": self._best(task)}
         own |= {"lora" if isinstance(adapter, LoRA) else "adapter": adapter, "saved": saved}
         inputs, _ = task.train.sample(0, np.random.default_rng(0))
@@ -126,7 +127,7 @@ class FineTuning:
         each = len(task.train) / self.batch
         with settings_errors(f"{self.name} with the model in {folder}"):
             model = config.for_task(task.head, task.classes, inputs)
-            new = model != config or not keeps(learned(folder), task.of_head, task.head)
+            new = model != config or not keeps_head(learned_head(folder), task.of_head, task.head)
             steps = max(1, round(self.epochs * each))
             experiment = Experiment(
                 name=f"{self.name}-{folder.name}-lr{learning_rate:g}",

@@ -18,11 +18,11 @@ from jaxgrow.checkpoints.hf.labels import Head, label_keys
 from jaxgrow.models import Config
 from jaxgrow.sharding import constrain_sharding
 from train.common.errors import UserError
-from train.common.output import say
+from train.common.output import say, say_notes
 from train.data.dataset import Dataset, Source
-from train.state.heads import learned, order, say_notes
+from train.extras.labelled.heads import class_order, learned_head
+from train.extras.pretrained import portable_config
 from train.state.mesh import Mesh, batch_devices, put, rows
-from train.state.pretrained import anywhere
 
 POSITIONS = 1 << 14  # maximum positions of a batch
 
@@ -128,13 +128,13 @@ def score_model(folder: Path, data: Supervised) -> dict[str, dict[str, float]]:
         raise UserError(str(error)) from error
     config: Any = source.config
     wanted = data.prepared(config)
-    there = learned(Path(folder))
+    there = learned_head(Path(folder))
     if (config.predicts, config.classes) != (wanted.head, wanted.classes):
         raise UserError(
             f"the task has {wanted.classes} {wanted.head}, but the model in {folder} predicts {config.predicts}"
             f"{'' if config.predicts == 'tokens' else f' ({config.classes})'}: fine-tune it first"
         )
-    columns = order(there, wanted.of_head, Path(folder))
+    columns = class_order(there, wanted.of_head, Path(folder))
     if columns is None and wanted.labels and there.task is None:
         said = f"the classes of the model in {folder} have no names: the order {', '.join(wanted.labels)} is assumed"
         say(said, file=sys.stderr)
@@ -155,7 +155,7 @@ def model_outputs(
 
     The last batch is padded with copies of the last example.
     """
-    config = anywhere(config)
+    config = portable_config(config)
     parts = batch_devices(mesh)
     size = min(len(examples), max(1, POSITIONS // config.length))
     size = -(-size // parts) * parts

@@ -1,56 +1,15 @@
-"""Task heads: the layers on top of the model body, which differ between tasks."""
+"""The task and the labels of a head, which decide whether other data can use it."""
 
-import sys
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 
-from jaxgrow.axes import Tree
-from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import Head, read_head, same_name
-from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.models import Config
 from train.common.errors import UserError
-from train.common.output import say
-
-HEADS = (
-    "transform",
-    "head_norm",
-    "head_bias",
-    "head_kernel",
-    "pooler",
-    "classifier",
-    "head",
-    "distillation_head",
-)
 
 
-def split(tree: Tree) -> tuple[Tree, Tree]:
-    """Split parameters, or a tree of their structure, into ``(body, head)``."""
-    return {n: of for n, of in tree.items() if n not in HEADS}, {
-        n: of for n, of in tree.items() if n in HEADS
-    }
-
-
-@partial(jax.jit, static_argnums=0)
-def fresh_head(config: Config, key: jax.Array) -> dict[str, Any]:
-    """Return freshly initialised parameters of the head."""
-    return split(config.init(key))[1]
-
-
-def say_notes(source: Source) -> None:
-    """Print the notes of a checkpoint to stderr, such as the step of a run that it is from."""
-    for note in source.notes if isinstance(source, Checkpoint) else ():
-        say(f"note: {note}", file=sys.stderr)
-
-
-# --- the task and the labels of a head ---
-
-
-def learned(folder: Path) -> Head:
+def learned_head(folder: Path) -> Head:
     """Return the task and labels of the head of the model in ``folder``, as far as they are known.
 
     Raises:
@@ -62,7 +21,7 @@ def learned(folder: Path) -> Head:
         raise UserError(str(error)) from error
 
 
-def keeps(there: Head, wanted: Head, kind: str) -> bool:
+def keeps_head(there: Head, wanted: Head, kind: str) -> bool:
     """Whether the existing head of a model is kept for new data.
 
     Args:
@@ -71,7 +30,7 @@ def keeps(there: Head, wanted: Head, kind: str) -> bool:
       kind: the kind of the predictions of both heads. Heads for spans without a recorded task are
         kept; heads for classes or numbers without labels are not.
     """
-    same = _matched(there, wanted) == [*range(len(wanted.labels))]
+    same = _class_places(there, wanted) == [*range(len(wanted.labels))]
     if there.task is not None and wanted.task is not None:
         return there.task == wanted.task and (same or not there.labels)
     if there.labels or wanted.labels:
@@ -79,7 +38,7 @@ def keeps(there: Head, wanted: Head, kind: str) -> bool:
     return kind == "spans"
 
 
-def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
+def class_order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
     """Return the permutation that puts the classes of ``there`` into the order of ``wanted``.
 
     Classes are matched by name.
@@ -103,7 +62,7 @@ def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
         )
     if not there.labels or not wanted.labels:
         return None
-    places = _matched(there, wanted)
+    places = _class_places(there, wanted)
     if places is None:
         raise UserError(
             f"the model in {folder} has the classes {', '.join(there.labels)}, but the data have {', '.join(wanted.labels)}: "
@@ -112,7 +71,7 @@ def order(there: Head, wanted: Head, folder: Path) -> np.ndarray | None:
     return np.array(places)
 
 
-def _matched(there: Head, wanted: Head) -> list[int] | None:
+def _class_places(there: Head, wanted: Head) -> list[int] | None:
     """For each class of ``wanted`` its index in ``there``; None if the classes differ.
 
     The labels are compared as they are, so that -1 and 1 are two classes, and then without case and

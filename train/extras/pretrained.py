@@ -12,10 +12,10 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
 from train.common.errors import UserError
+from train.common.output import say_notes
 from train.data import text
 from train.data.bounded import BoundedTokenizer
 from train.data.special import Special, largest_vocab, special_tokens
-from train.state.heads import say_notes
 from train.state.mesh import Mesh
 
 
@@ -41,7 +41,9 @@ class TextModel:
         return BoundedTokenizer(self.tokenizer, str(self.folder or "bytes"))
 
 
-def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None = None) -> TextModel:
+def open_text_model(
+    folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None = None
+) -> TextModel:
     """Open a text model on all devices: a run, or an Orbax or Hugging Face folder.
 
     Args:
@@ -53,7 +55,7 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
       UserError: the folder does not contain a model, the model does not predict tokens, or its
         tokenizer is missing or has too many tokens for the model.
     """
-    source = _source(folder)
+    source = _open_source(folder)
     say_notes(source)
     config = source.config
     if config.predicts != "tokens":
@@ -64,12 +66,12 @@ def opened(folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None =
     home, _ = at_step(Path(folder).expanduser())
     beside = text.folder_of(tokenizer) if tokenizer else home
     loaded = text.load_tokenizer(tokenizer) if tokenizer else text.tokenizer_of(home)
-    fits(loaded, config)
+    check_vocab(loaded, config)
     devices = (mesh or Mesh()).over(jax.devices())
-    return TextModel(anywhere(config), source.shard(devices), loaded, devices, beside)
+    return TextModel(portable_config(config), source.shard(devices), loaded, devices, beside)
 
 
-def anywhere(config: Config) -> Config:
+def portable_config(config: Config) -> Config:
     """Return ``config`` without a kernel that was chosen for the devices and inputs of training."""
     return config if config.attention == "xla" else replace(config, attention="auto")
 
@@ -80,10 +82,10 @@ def config_of(folder: str | Path) -> Config:
     Raises:
       UserError: the folder does not contain a model.
     """
-    return _source(folder).config
+    return _open_source(folder).config
 
 
-def fits(tokenizer: Any, config: Config) -> None:
+def check_vocab(tokenizer: Any, config: Config) -> None:
     """Check that the vocabulary of the model contains every token of the tokenizer.
 
     Raises:
@@ -98,7 +100,7 @@ def fits(tokenizer: Any, config: Config) -> None:
         )
 
 
-def _source(folder: str | Path) -> Any:
+def _open_source(folder: str | Path) -> Any:
     try:
         return open_checkpoint(folder)
     except CheckpointError as error:
