@@ -12,7 +12,7 @@ import runs
 
 from jaxgrow.cli import program
 from jaxgrow.models import Config
-from train.arguments import COMMANDS, jaxgrow_parser
+from train.arguments import COMMANDS, command_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -77,7 +77,7 @@ def test_what_a_page_names_is_there(page):
         options = re.findall(r"--[a-z][\w-]*", found["rest"].split("#")[0].split("`")[0])
         source = file.read_text() if file.exists() else ""
         if file.parent == ROOT / "train" and file.stem in COMMANDS:
-            options_of = [a.option_strings for a in jaxgrow_parser(file.stem)._actions]
+            options_of = [a.option_strings for a in command_parser(file.stem)._actions]
             source += " ".join(f'"{o}"' for names in options_of for o in names)
         shared = [o for call, options in SHARED.items() if call in source for o in options]
         source += " ".join(f'"{option}"' for option in shared)
