@@ -148,6 +148,62 @@ def grown() -> plt.Figure:
     return plot.growth(growth, params, axes)
 
 
+# The folders of the core, from the top down, and what each of them does; then the extras.
+TRAINER = (
+    ("commands", "pretrain, compare, show"),
+    ("analysis", "what finished runs showed"),
+    ("run", "the loop over the phases"),
+    ("store", "checkpoints and logs on disk"),
+    ("config", "what the user asked for"),
+    ("step", "what one step computes"),
+    ("plan", "the phases, and their cost"),
+    ("state", "what is trained, and where it lies"),
+    ("data", "batches of text"),
+    ("common", "files, errors, processes"),
+)
+LIBRARY = (
+    ("cli", "the command jaxgrow"),
+    ("checkpoints", "Hugging Face and Orbax folders"),
+    ("models", "GPT-2, Llama, BERT, ViT"),
+    ("optim", "Muon, CompleteP"),
+    ("operators", "the maps of each method"),
+    ("growth", "maps and parameter trees"),
+    ("layerdrop", "PLD and SBLD"),
+    ("axes", "names of axes"),
+)
+TRAINER_EXTRAS = "labelled\nimages\nevaluation\naot\nadvice\ntrackers\n\nthe other\ncommands"
+LIBRARY_EXTRAS = "integrations\npeft\nhf_peft\nmodels\nfamilies\nplot\nsuggest"
+
+
+def architecture() -> plt.Figure:
+    """The folders of the core, and the extras beside them."""
+    figure, ax = plt.subplots(figsize=(12, 5))
+    for left, title, folders, colour in (
+        (2.2, "train, the trainer", TRAINER, "#fbe5c8"),
+        (7.4, "jaxgrow, the library", LIBRARY, "#cfe3f5"),
+    ):
+        ax.text(left + 2.4, 10.35, title, ha="center", weight="bold")
+        height = 10 / len(folders)
+        for i, (name, does) in enumerate(folders):
+            low = 10 - (i + 1) * height
+            box = plt.Rectangle((left, low + 0.08), 4.8, height - 0.16, fc=colour, ec="#444")
+            ax.add_patch(box)
+            ax.text(left + 0.1, low + height / 2, name, va="center", weight="bold")
+            ax.text(left + 4.7, low + height / 2, does, va="center", ha="right", size=8)
+    for left, title, extras in (
+        (0, "train/extras", TRAINER_EXTRAS),
+        (12.8, "jaxgrow/extras", LIBRARY_EXTRAS),
+    ):
+        ax.text(left + 0.8, 10.35, title, ha="center", weight="bold")
+        ax.add_patch(plt.Rectangle((left, 0.08), 1.6, 9.84, fc="none", ec="#444", ls="--"))
+        ax.text(left + 0.8, 5, extras, ha="center", va="center")
+    for start, end in ((1.65, 2.15), (12.75, 12.25), (7.05, 7.35)):
+        ax.annotate("", (end, 5), (start, 5), arrowprops={"arrowstyle": "->", "color": "#444"})
+    ax.set(xlim=(-0.1, 14.5), ylim=(0, 10.8))
+    ax.axis("off")
+    return figure
+
+
 def plans() -> plt.Figure:
     """Draw the phases of four plans of the demo, with their costs."""
     methods = {
@@ -418,6 +474,7 @@ def _point(ax, row: Evidence, x: float, colour: str, marker: str) -> None:
 
 
 FIGURES = (
+    architecture,
     one_product,
     pairs,
     grown,
