@@ -151,13 +151,13 @@ def grown() -> plt.Figure:
 # The folders of the core, from the top down, and what each of them does; then the extras.
 TRAINER = (
     ("commands", "pretrain, compare, show"),
-    ("analysis", "what finished runs showed"),
+    ("analysis", "compares finished runs"),
     ("run", "the loop over the phases"),
     ("store", "checkpoints and logs on disk"),
-    ("config", "what the user asked for"),
-    ("step", "what one step computes"),
+    ("config", "describes an experiment"),
+    ("step", "the computation of a step"),
     ("plan", "the phases, and their cost"),
-    ("state", "what is trained, and where it lies"),
+    ("state", "models on devices"),
     ("data", "batches of text"),
     ("common", "files, errors, processes"),
 )
@@ -171,8 +171,10 @@ LIBRARY = (
     ("layerdrop", "PLD and SBLD"),
     ("axes", "names of axes"),
 )
-TRAINER_EXTRAS = "labelled\nimages\nevaluation\naot\nadvice\ntrackers\n\nthe other\ncommands"
-LIBRARY_EXTRAS = "integrations\npeft\nhf_peft\nmodels\nfamilies\nplot\nsuggest"
+TRAINER_EXTRAS = (
+    "labelled\nimages\nevaluation\naot\nadvice\nmodifiers\ntrackers\n\nand the other\ncommands"
+)
+LIBRARY_EXTRAS = "commands\nintegrations\npeft\nhf_peft\nmodels\nfamilies\nplot"
 
 
 def architecture() -> plt.Figure:

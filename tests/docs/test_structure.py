@@ -56,3 +56,12 @@ def test_the_code_is_small():
     core = sum(n for file, n in statements.items() if not is_extra(file.with_suffix("").parts))
     largest = sorted(((n, str(file)) for file, n in statements.items()), reverse=True)
     assert core <= 12_500 and sum(statements.values()) <= 19_500, (core, largest[:20])
+
+
+def test_the_stories_name_files_that_exist():
+    page = (ROOT / "docs/concepts/architecture.md").read_text()
+    stories = re.split(r"^\*\*", page[page.index("## Three stories") :], flags=re.MULTILINE)[1:]
+    for story, most in zip(stories, (8, 12, 8), strict=True):
+        files = re.findall(r"^\d+\. `(\S+\.py)`", story, re.MULTILINE)
+        assert 0 < len(files) <= most
+        assert all(any((ROOT / p / file).is_file() for p in ("jaxgrow", "train")) for file in files)
