@@ -41,10 +41,10 @@ ROOT = Path(__file__).parents[1]
 CHILD = """
 import json, resource, sys, tempfile, time
 if __name__ == "__main__":
-    from train.data.text import Data, tokens
+    from train.data.text import Data, read_tokens
     with tempfile.TemporaryDirectory() as cache:
         start = time.perf_counter()
-        tokens(Data("text", sys.argv[1], tokenizer=sys.argv[2], cache=cache))
+        read_tokens(Data("text", sys.argv[1], tokenizer=sys.argv[2], cache=cache))
         seconds = time.perf_counter() - start
     # ru_maxrss would start at the memory of the parent process. A worker's value is therefore at
     # least the value of this process.
@@ -62,15 +62,15 @@ def memory(what):
     return kibibytes / 1024
 
 def tokenise(data, folder):
-    from train.data.text import tokens
-    tokens(data)
+    from train.data.text import read_tokens
+    read_tokens(data)
 
 def train(data, folder):
     from jaxgrow.models import GPT2Config
-    from train.data.text import tokens
+    from train.data.text import read_tokens
     from train.config.experiment import Experiment
     from train.run.trainer import run_experiment
-    model = GPT2Config(vocab=tokens(data).vocab, context=128, layers=1, embed=16, heads=1, head_dim=16, mlp=16)
+    model = GPT2Config(vocab=read_tokens(data).vocab, context=128, layers=1, embed=16, heads=1, head_dim=16, mlp=16)
     run_experiment(Experiment(name="small", model=model, data=data, steps=200, batch=16, eval_batches=2), folder)
 
 if __name__ == "__main__":

@@ -606,7 +606,7 @@ def test_answers_are_found_back_in_any_window(
 @quick
 @given(st.integers(0, 50), st.integers(1, 20), st.integers(1, 40))
 def test_windows_cover_every_token(tokens, room, stride):
-    begins = squad._begins(tokens, room, stride)
+    begins = squad._window_begins(tokens, room, stride)
     assert {t for b in begins for t in range(b, min(b + room, tokens))} == set(range(tokens))
     assert len(begins) == 1 or begins[-2] + room < tokens
     assert all(b - a <= stride for a, b in pairwise(begins))

@@ -82,7 +82,7 @@ def _written(name: str, content: str | bytes) -> Callable[[Path], Path]:
 def _table(name: str) -> Callable[[Path], Any]:
     def use(folder: Path) -> Any:
         spec = table.Spec(folder / "data" / name, None, ("text",), "label", (), False, 0.1)
-        return table.read_table(spec)
+        return table.read_labelled_table(spec)
 
     return use
 
@@ -346,8 +346,10 @@ ROWS: dict[str, Row] = {
     "train/data/text.py::save_tokenizer": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
-    "train/extras/images/images.py::_mapped": ours(_CACHE),
-    "train/extras/images/images.py::_folder": attacked("images", "tar of images", "zip of images"),
+    "train/extras/images/images.py::_mapped_images": ours(_CACHE),
+    "train/extras/images/images.py::_folder_images": attacked(
+        "images", "tar of images", "zip of images"
+    ),
     "train/extras/images/images.py::_decode": ours(_CACHE),
     "train/extras/images/images.py::_write_pixels": ours(_CACHE),
     "train/extras/images/images.py::_narrow": ours(_CACHE),
@@ -362,7 +364,7 @@ ROWS: dict[str, Row] = {
     "train/data/special.py::copy_special_files": attacked("settings to copy"),
     "train/data/special.py::_template": ours(_BY_REGULAR),
     "train/data/text.py::read_tokens": ours(_CACHE),
-    "train/data/text.py::_mapped": ours(_CACHE),
+    "train/data/text.py::_mapped_tokens": ours(_CACHE),
     "train/data/cache.py::cached_folder": ours(_CACHE),
     "train/data/text.py::load_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
     "train/data/tokenise.py::tokenise_corpus": ours(_CACHE),
@@ -390,7 +392,7 @@ ROWS: dict[str, Row] = {
     "train/extras/images/images.py::_in_tar": attacked("tar of images"),
     "train/extras/images/images.py::_is_zip": attacked("tar of images", "zip of images"),
     "train/extras/images/images.py::_in_zip": attacked("zip of images"),
-    "train/data/bounded_child.py::_tried": ours(
+    "train/data/bounded_child.py::_try_tokenizer": ours(
         "the files that `bounded.check_tokenizer` checked; the process has limits"
     ),
     "train/data/bounded_child.py::_table": ours(

@@ -71,7 +71,7 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
         assert found.train.tobytes() == b"0.txt\0"
         assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
         # A cache of all files has another key.
-        assert corpus.text_corpus(str(folder), str(valid), "text").key[1] == corpus._key(
+        assert corpus.text_corpus(str(folder), str(valid), "text").key[1] == corpus._files_key(
             [folder / "0.txt"]
         )
     with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):

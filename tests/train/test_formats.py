@@ -16,7 +16,7 @@ import pytest
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data import formats, tables, text, tokenise
-from train.data.corpus import _files
+from train.data.corpus import corpus_files
 
 DOCUMENTS = [
     "the cat\r\n sat",
@@ -163,7 +163,7 @@ def test_markdown_python_and_csv_are_read_if_named(tmp_path, settings):
     for name in ("notes.md", "code.py"):
         (mixed / name).write_bytes(b"import this\r\n" * 9)
     (tmp_path / "code.txt").write_bytes(b"import this\r\n" * 9)
-    assert list(_files(mixed)) == [mixed / "a.txt"]
+    assert list(corpus_files(mixed)) == [mixed / "a.txt"]
     source = formats.text_pieces(tmp_path / "code.txt")
     assert "".join(source) == "import this\r\n" * 9
     for name in ("notes.md", "code.py"):
@@ -214,7 +214,7 @@ def test_files_are_found_in_the_order_that_runs_began_with(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "gone.txt").symlink_to(tmp_path / "absent")
     (tmp_path / "link.txt").symlink_to(tmp_path / "b.txt")
-    assert list(_files(tmp_path)) == sorted(p for p in tmp_path.rglob("*") if p.is_file())
+    assert list(corpus_files(tmp_path)) == sorted(p for p in tmp_path.rglob("*") if p.is_file())
 
 
 def test_what_is_no_unicode_is_replaced(tmp_path, settings):

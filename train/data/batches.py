@@ -77,7 +77,7 @@ class Stream(grain.DatasetIterator):
         )
         read = chunks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
         read = read.mp_prefetch(processes, end_with_parent).batch(
-            len(self._rows) // chunk, batch_fn=_joined
+            len(self._rows) // chunk, batch_fn=_joined_chunks
         )
         return iter(grain.experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=_AHEAD))
 
@@ -115,7 +115,7 @@ class _Part(grain.MapDataset):
         return self._whole[batch * self._of + self._mine[i]]
 
 
-def _joined(chunks: Sequence[Any]) -> Any:
+def _joined_chunks(chunks: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 

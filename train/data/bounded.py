@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import UntrustedError, file_limits, open_regular
 from train.common.errors import UserError
 from train.data.decoding import in_folder
@@ -91,7 +92,7 @@ class BoundedChild:
         with _killing(self._process, _START):
             _piped(self._process)[1].readline()
 
-    def _answer(self, request: dict[str, Any], seconds: float) -> tuple[bytes, bytes]:
+    def _answer(self, request: Json, seconds: float) -> tuple[bytes, bytes]:
         """The line of an answer, empty if the child ended, and the bytes after it."""
         process = self._process
         assert process is not None

@@ -101,7 +101,7 @@ def _environment():
     return environment
 
 
-def _tried(request):
+def _try_tokenizer(request):
     """Load a tokenizer, and encode texts that show excessive time or memory."""
     from tokenizers import Tokenizer, models
 
@@ -120,13 +120,13 @@ def _tried(request):
     return None
 
 
-def _load(request):
+def _load_tokenizer(request):
     from tokenizers import Tokenizer
 
     _loaded[:] = [Tokenizer.from_str(request["tokenizer"])]
 
 
-def _encoded(request):
+def _encoded_texts(request):
     """The number of ids of each text, and the bytes of all ids, and perhaps of their places."""
     texts = request["texts"]
     tokenizer = _loaded[0]
@@ -167,7 +167,7 @@ def _table(request):
     return {"names": file.schema_arrow.names, "parts": sizes}
 
 
-def _rows(request):
+def _start_rows(request):
     rows, columns = request["rows"], request["columns"]
     if hasattr(_loaded[0], "iter_batches"):
         batches = _loaded[0].iter_batches(rows, columns=columns, use_threads=False)
@@ -178,10 +178,10 @@ def _rows(request):
             for batch in _loaded[0]
             for first in range(0, batch.num_rows, rows)
         )
-    _loaded.append(map(_decoded, batches))
+    _loaded.append(map(_without_dictionaries, batches))
 
 
-def _decoded(batch):
+def _without_dictionaries(batch):
     """The batch with values in place of dictionaries, so that its size is that of its values."""
     import pyarrow as pa
 
@@ -192,7 +192,7 @@ def _decoded(batch):
     return pa.record_batch(columns, names=batch.schema.names)
 
 
-def _batches(request):
+def _next_batches(request):
     """The number of the next batches, and a stream of them; no bytes at the end."""
     import pyarrow as pa
 
@@ -215,12 +215,12 @@ def _batches(request):
 # Name -> the function of a job, and the library that it uses.
 _JOBS = {
     "render": (_rendered, "jinja2"),
-    "tokenizer": (_tried, "tokenizers"),
-    "load": (_load, "tokenizers"),
-    "encode": (_encoded, "tokenizers"),
+    "tokenizer": (_try_tokenizer, "tokenizers"),
+    "load": (_load_tokenizer, "tokenizers"),
+    "encode": (_encoded_texts, "tokenizers"),
     "table": (_table, "pyarrow.parquet"),
-    "rows": (_rows, "pyarrow.parquet"),
-    "batches": (_batches, "pyarrow.parquet"),
+    "rows": (_start_rows, "pyarrow.parquet"),
+    "batches": (_next_batches, "pyarrow.parquet"),
 }
 
 if __name__ == "__main__":

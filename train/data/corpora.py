@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.data.dataset import Source
 from train.data.mixture import Mixture, as_shares
@@ -46,7 +47,7 @@ class Corpora:
     begins: dict[str, np.ndarray]
     valid_begins: dict[str, np.ndarray]
     vocab: int
-    identity: dict[str, Any]
+    identity: Json
     report: list[str]
 
 
@@ -63,18 +64,25 @@ def read_corpora(data: Data) -> Corpora:
         refuse_overlaps(data)
     own = {name: read_tokens(part) for name, part in mixed_data(data).items()}
     sets = {name: read_tokens(part) for name, part in valid_data(data).items()}
-    weights = data.path.values() if isinstance(data.path, dict) else _sizes(own).values()
+    weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
     shares = as_shares([*weights])
     train = {name: found.train for name, found in own.items()}
     valid = {name: found.valid for name, found in (sets or own).items()}
     vocab = max(found.vocab for found in (own | sets).values())
-    report = _report(data, own, shares) + _sets_report(sets)
+    report = _mixture_report(data, own, shares) + _sets_report(sets)
     begins = {name: found.begins[0] for name, found in own.items()}
     if data.attend == "document":
-        report.append(_document_report(begins, _sizes(own)))
+        report.append(_document_report(begins, _token_counts(own)))
     valid_begins = {name: found.begins[1] for name, found in (sets or own).items()}
     return Corpora(
-        train, shares, valid, begins, valid_begins, vocab, _identity(own, sets, shares), report
+        train,
+        shares,
+        valid,
+        begins,
+        valid_begins,
+        vocab,
+        _joint_identity(own, sets, shares),
+        report,
     )
 
 
@@ -101,13 +109,13 @@ def _document_report(begins: Mapping[str, np.ndarray], tokens: Mapping[str, int]
     )
 
 
-def _sizes(own: Mapping[str, Tokens]) -> dict[str, int]:
+def _token_counts(own: Mapping[str, Tokens]) -> dict[str, int]:
     return {name: len(found.train) for name, found in own.items()}
 
 
-def _identity(
+def _joint_identity(
     own: Mapping[str, Tokens], sets: Mapping[str, Tokens], shares: Sequence[Fraction]
-) -> dict[str, Any]:
+) -> Json:
     (_, first), *others = own.items()
     if not others and not sets:
         return first.identity
@@ -118,28 +126,28 @@ def _identity(
             "one the sum of the weights"
         )
     valid = [found.identity["valid"] for found in (sets or own).values()]
-    sizes = [sum(_sizes(own).values()), sum(len(x.valid) for x in (sets or own).values())]
-    found = first.identity | {"valid": _hash(valid), "tokens": sizes}
+    sizes = [sum(_token_counts(own).values()), sum(len(x.valid) for x in (sets or own).values())]
+    found = first.identity | {"valid": _joint_hash(valid), "tokens": sizes}
     if others:
         parts = {
             name: {"train": h, "share": str(share)}
             for name, h, share in zip(own, hashes, shares, strict=True)
         }
         named = " + ".join(f"{float(s):.3%} {name}" for name, s in zip(own, shares, strict=True))
-        train = _hash([[part["train"], part["share"]] for part in parts.values()])
+        train = _joint_hash([[part["train"], part["share"]] for part in parts.values()])
         found |= {"name": named, "train": train, "mixture": parts}
     return found
 
 
-def _hash(parts: Sequence[Any]) -> str:
+def _joint_hash(parts: Sequence[Any]) -> str:
     return parts[0] if len(parts) == 1 else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _report(data: Data, own: Mapping[str, Tokens], shares: Sequence[Fraction]) -> list[str]:
+def _mixture_report(data: Data, own: Mapping[str, Tokens], shares: Sequence[Fraction]) -> list[str]:
     if len(own) == 1:
         return next(iter(own.values())).report
     given = isinstance(data.path, dict)
-    weights = data.path.values() if isinstance(data.path, dict) else _sizes(own).values()
+    weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
     parts = [
         f"{float(share):.1%} {name} ({f'weight {weight:g}' if given else f'{weight:,} tokens'})"
         for name, weight, share in zip(own, weights, shares, strict=True)

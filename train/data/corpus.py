@@ -81,7 +81,7 @@ def stdlib_corpus() -> Corpus:
         )
     counts = Counts()
     return Corpus(
-        _key(files),
+        _files_key(files),
         _documents(files, "", counts),
         None,
         counts,
@@ -134,11 +134,13 @@ def text_corpus(
     # are the same.
     if valid is not None and valid.resolve() != train.resolve():
         apart = [valid]
-    held = {file.resolve() for other in apart for file in _files(other, formats)}
+    held = {file.resolve() for other in apart for file in corpus_files(other, formats)}
 
     def named(path: Path, split: str) -> Iterator[Path]:
         # ``path`` is the folder of the training text, or the folder that it resolves to.
-        return (f for f in _files(path, formats) if not counted or _split_of(f, path) == split)
+        return (
+            f for f in corpus_files(path, formats) if not counted or _split_of(f, path) == split
+        )
 
     def mine(path: Path) -> Iterator[Path]:
         return (file for file in named(path, TRAIN) if not held or file.resolve() not in held)
@@ -150,14 +152,14 @@ def text_corpus(
         )
     # Only files that are read belong to the key, so a cache that also has the validation files in
     # its training text is not used.
-    key = [field, _key(mine(train.resolve()))]
-    key += [_key(_files(part.resolve(), formats)) for part in parts[1:]]
+    key = [field, _files_key(mine(train.resolve()))]
+    key += [_files_key(corpus_files(part.resolve(), formats)) for part in parts[1:]]
     key += ["no validation text"] if several else []
     counts = Counts()
     skipped = defaultdict(list)
-    read = [mine(train), *(_files(part, formats) for part in parts[1:])]
+    read = [mine(train), *(corpus_files(part, formats) for part in parts[1:])]
     if not several and valid is None and counted[VALIDATION]:
-        key.append(_key(named(train.resolve(), VALIDATION)))
+        key.append(_files_key(named(train.resolve(), VALIDATION)))
         read.append(named(train, VALIDATION))
     documents = [_documents(files, field, counts, formats) for files in read]
     for part in parts:
@@ -172,7 +174,8 @@ def training_files(path: str, formats: Formats) -> Iterator[Path]:
     """The real paths of the files of a corpus, without other splits of a `DatasetDict`."""
     root = _existing(path, formats)
     return (
-        file.resolve() for file in _files(root / "train" if dataset_splits(root) else root, formats)
+        file.resolve()
+        for file in corpus_files(root / "train" if dataset_splits(root) else root, formats)
     )
 
 
@@ -182,7 +185,7 @@ def _count_splits(folder: Path, formats: Formats) -> Counter[str]:
     Raises:
       UserError: all files are held out.
     """
-    counted = Counter(_split_of(file, folder) for file in _files(folder, formats))
+    counted = Counter(_split_of(file, folder) for file in corpus_files(folder, formats))
     if not counted.keys() - {TRAIN}:
         return Counter()
     if not counted[TRAIN]:
@@ -247,7 +250,7 @@ def _existing(name: str, formats: Formats) -> Path:
             + (f", and {', '.join(formats.named)} files" if formats.named else "")
             + "; rename a .json with one object per line to .jsonl"
         )
-    if not dataset_splits(path) and not any(True for _ in _files(path, formats)):
+    if not dataset_splits(path) and not any(True for _ in corpus_files(path, formats)):
         below = [p for found in matching_paths(path) for p in (found, *found.rglob("*"))]
         there = [p for p in below if p.is_file()]
         found = [suffix for suffix in formats.named if any(p.suffix == suffix for p in there)]
@@ -264,7 +267,7 @@ def _existing(name: str, formats: Formats) -> Path:
     return path
 
 
-def _files(path: Path, formats: Formats = TEXT) -> Iterator[Path]:
+def corpus_files(path: Path, formats: Formats = TEXT) -> Iterator[Path]:
     """Yield the files that hold documents, sorted by name. A list of them may be too large."""
     return (file for file, why in _entries(path, formats) if why is None)
 
@@ -272,16 +275,16 @@ def _files(path: Path, formats: Formats = TEXT) -> Iterator[Path]:
 def _entries(path: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     """Files and skipped folders, sorted by name, each with the reason for skipping it, or None."""
     with readable_file(path):
-        for n, entry in enumerate(_walked(path, path, formats), 1):
+        for n, entry in enumerate(_walked_entries(path, path, formats), 1):
             file_limits().check(str(path), entries=n)
             yield entry
 
 
-def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
+def _walked_entries(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     if path.is_file():
         yield path, None
     elif is_pattern(path):
-        yield from _matched(path, formats)
+        yield from _matched_entries(path, formats)
     elif saved := dataset_shards(path):
         yield from ((shard, None) for shard in saved)
     elif several := dataset_splits(path):
@@ -295,7 +298,7 @@ def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, st
             if name.startswith("."):  # such as ._a.txt, which macOS writes next to a.txt
                 yield path / name, "hidden"
             elif is_folder:
-                yield from _walked(path / name, root, formats)
+                yield from _walked_entries(path / name, root, formats)
             elif leads_to_folder:
                 yield path / name, "symlinked folder"
             elif not is_file:
@@ -304,7 +307,7 @@ def _walked(path: Path, root: Path, formats: Formats) -> Iterator[tuple[Path, st
                 yield path / name, _unread(path / name, root, formats)
 
 
-def _matched(pattern: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
+def _matched_entries(pattern: Path, formats: Formats) -> Iterator[tuple[Path, str | None]]:
     """The files that match a pattern, and the files in folders that match it, once each."""
     root = fixed_part(pattern)
     walked: Path | None = None
@@ -319,7 +322,7 @@ def _matched(pattern: Path, formats: Formats) -> Iterator[tuple[Path, str | None
             yield found, "symlinked folder" if found.is_dir() else "broken link or not a file"
         else:
             walked = found
-            yield from _walked(found, root, formats)
+            yield from _walked_entries(found, root, formats)
 
 
 def _unread(file: Path, root: Path, formats: Formats, named: str = "") -> str | None:
@@ -335,7 +338,7 @@ def _unread(file: Path, root: Path, formats: Formats, named: str = "") -> str | 
     return None
 
 
-def _key(files: Iterable[Path]) -> str:
+def _files_key(files: Iterable[Path]) -> str:
     """A hash that changes when a file changes."""
     key = hashlib.sha256()
     for file in files:
@@ -353,7 +356,7 @@ def dataset_splits(path: Path) -> list[str]:
     if not file.exists():
         return []
     with readable_file(file, _SAVED):
-        return [name for name in _entry(file, "splits") if checked_path(path, name, new=True)]
+        return [name for name in _json_list(file, "splits") if checked_path(path, name, new=True)]
 
 
 def dataset_shards(path: Path) -> list[Path]:
@@ -365,7 +368,7 @@ def dataset_shards(path: Path) -> list[Path]:
     if not (file.exists() and (path / "dataset_info.json").exists()):
         return []
     with readable_file(file, _SAVED):
-        names = [str(shard["filename"]) for shard in _entry(file, "_data_files")]
+        names = [str(shard["filename"]) for shard in _json_list(file, "_data_files")]
         if missing := [
             name for name in names if not checked_path(path, name, new=True).path.exists()
         ]:
@@ -381,7 +384,7 @@ def dataset_shards(path: Path) -> list[Path]:
 _SAVED = "save the dataset again with save_to_disk of Hugging Face datasets"
 
 
-def _entry(file: Path, name: str) -> list[Any]:
+def _json_list(file: Path, name: str) -> list[Any]:
     about = json_object(in_folder(file.parent, file), _SAVED)
     if not isinstance(about.get(name), list):
         raise UserError(f"{file} has no list {name!r}; {_SAVED}")

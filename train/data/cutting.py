@@ -97,10 +97,10 @@ def _may_cut(text: str, at: int) -> bool:
     before, after = text[at - 1], text[at]
     if after == " " and not text[at + 1].isspace():
         return True
-    return _kind(before) != _kind(after)
+    return _character_kind(before) != _character_kind(after)
 
 
-def _kind(character: str) -> str:
+def _character_kind(character: str) -> str:
     if character.isspace():
         return "space"
     return "letter" if character.isalpha() else "digit" if character.isnumeric() else character

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxgrow.axes import Params
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 
 if TYPE_CHECKING:  # its import takes seconds
@@ -66,7 +67,7 @@ class Dataset(ABC):
         """
 
     @abstractmethod
-    def identity(self, model: Config) -> dict[str, Any]:
+    def identity(self, model: Config) -> Json:
         """Describe the data by content: a name, and hashes of ``train``, ``valid`` and tokenizer.
 
         The hashes are computed from the data that the model is trained on. Equal data may have
@@ -82,7 +83,7 @@ class Dataset(ABC):
         """The part of a message that says how to get more data of the validation set ``name``."""
 
     @abstractmethod
-    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
         """Write the files with which `transformers` prepares inputs for the model of a run.
 
         Args:
@@ -98,7 +99,7 @@ class Dataset(ABC):
         """Lines that summarise the data for the log."""
         return []
 
-    def head(self, model: Config) -> dict[str, Any]:
+    def head(self, model: Config) -> Json:
         """The task and labels that a checkpoint records for its head."""
         return {}
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import UntrustedError, checked_path, file_limits, open_regular
 from train.common.errors import UserError, is_full_disk
 from train.common.files import parsed_json
@@ -24,7 +25,7 @@ _DICTIONARY = 128 << 20  # bytes that any .xz file may need to be decompressed
 
 
 @contextmanager
-def readable_file(name: Any, way_out: str = "") -> Iterator[None]:
+def readable_file(name: object, way_out: str = "") -> Iterator[None]:
     """Turn each error of a decoder into one line that names the file.
 
     Args:
@@ -125,7 +126,7 @@ def read_all(path: Path) -> bytes:
         return content
 
 
-def json_object(path: Path, way_out: str) -> dict[str, Any]:
+def json_object(path: Path, way_out: str) -> Json:
     """The JSON object in a small file, which may come from others.
 
     Raises:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
 from train.data.decoding import limited_lines, open_data, read_all, readable_file
@@ -56,9 +57,9 @@ class Formats(NamedTuple):
 def text_reader(path: Path) -> Reader | None:
     """The function that reads a file with this name; None if the format is not supported."""
     compressed = path.suffix in _SUFFIXES
-    inner = _inner(path)
+    inner = _inner_suffix(path)
     if inner == ".csv" or is_lines(path) or path.suffix in (".parquet", ".arrow"):
-        return _of_rows
+        return _field_documents
     if inner in (".txt", *NAMED) or (compressed and inner not in _NO_TEXT):
         return lambda path, field: iter([text_pieces(path)])
     return None
@@ -66,7 +67,7 @@ def text_reader(path: Path) -> Reader | None:
 
 def is_lines(path: Path) -> bool:
     """Whether a file with this name has JSON Lines."""
-    inner = _inner(path)
+    inner = _inner_suffix(path)
     # C4's compressed files end with .json.gz. An uncompressed .json is rarely a corpus.
     return inner == ".jsonl" or (inner == ".json" and path.suffix != ".json")
 
@@ -132,9 +133,7 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def table_records(
-    path: Path, field: str = "", strict: bool = False
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def table_records(path: Path, field: str = "", strict: bool = False) -> Iterator[tuple[str, Json]]:
     """Yield the place, in words, and the fields of each line or row of a table.
 
     Args:
@@ -146,12 +145,12 @@ def table_records(
     Raises:
       UserError: as for `read_documents`.
     """
-    kind = _inner(path)
+    kind = _inner_suffix(path)
     with readable_file(path):
         if kind in (".parquet", ".arrow"):
             yield from table_rows(path, field)
         elif kind in (".csv", ".tsv"):
-            yield from _cells(path, kind, strict)
+            yield from _csv_rows(path, kind, strict)
         else:
             for where, line in _lines(path, strict, "\n"):
                 if line.strip():
@@ -170,7 +169,7 @@ def _lines(path: Path, strict: bool, newline: str) -> Iterator[tuple[str, str]]:
         yield from limited_lines(decoded, path)
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
+def _object(line: str, where: str) -> Json:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -182,13 +181,13 @@ def _object(line: str, where: str) -> dict[str, Any]:
     return record
 
 
-def _cells(path: Path, kind: str, strict: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _csv_rows(path: Path, kind: str, strict: bool) -> Iterator[tuple[str, Json]]:
     """The rows below a line of column names.
 
     Quoted cells of a CSV file may contain commas and line breaks; a TSV file has no quotes, like the
     files of GLUE.
     """
-    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+    how: Json = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
     csv.field_size_limit(min(file_limits().record, 2**31 - 1))  # a cell may be a whole book
     # Without ``strict``, a quote that is not closed takes all further rows into its cell.
     rows = csv.reader((line for _, line in _lines(path, strict, "")), strict=True, **how)
@@ -212,7 +211,7 @@ def _cells(path: Path, kind: str, strict: bool) -> Iterator[tuple[str, dict[str,
         ) from error
 
 
-def _of_rows(path: Path, field: str) -> Iterator[Document]:
+def _field_documents(path: Path, field: str) -> Iterator[Document]:
     """The documents in a field of each row, which may lead into nested fields: ``meta.text``."""
     made = 0
     size = path.stat().st_size
@@ -258,7 +257,7 @@ def _nested_text(value: Any, steps: list[str]) -> str | None:
     return None
 
 
-def _inner(path: Path) -> str:
+def _inner_suffix(path: Path) -> str:
     """The suffix of a file's name without that of its compression."""
     return Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
 

@@ -75,7 +75,7 @@ def named_paths(value: Any) -> str | dict[str, str] | None:
     return dict(pairs)
 
 
-def refuse_several(value: Any, kind: str) -> None:
+def refuse_several(value: object, kind: str) -> None:
     """Check that the path of images or of labelled data is not a mixture.
 
     Raises:
@@ -141,7 +141,7 @@ def _listed(value: Any, setting: str, form: str) -> list[tuple[Any, Any]] | None
     return pairs
 
 
-def _is_several(value: Any) -> bool:
+def _is_several(value: object) -> bool:
     """Whether a value lists paths, and is not the name of a file with such characters."""
     if not isinstance(value, str):
         return isinstance(value, Mapping | list | tuple)

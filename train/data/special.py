@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.checkpoints.io.folders import atomic_file
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import write_record
 from train.data.decoding import in_folder, json_object, read_regular, readable_file
@@ -75,12 +76,12 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
 
 
 def _special_tokens(tokenizer: Any, folder: Path | None) -> Special:
-    own = _settings(folder, _CONFIG, _MAP)
+    own = _existing_settings(folder, _CONFIG, _MAP)
     model = _of_model(folder)
-    names = {role: name for role in _ROLES if (name := _named(own, role)) is not None}
+    names = {role: name for role in _ROLES if (name := _role_token(own, role)) is not None}
     begin = _of_role(tokenizer, own, model, "bos")
     end = _of_role(tokenizer, own, model, "eos")
-    ends_of_files = (_ids(tokenizer, file.get("eos_token_id")) for file in model)
+    ends_of_files = (_known_ids(tokenizer, file.get("eos_token_id")) for file in model)
     ends = next((ids for ids in ends_of_files if ids), ())
     if not own:
         begin = _first(tokenizer, _BEGINS) if begin is None else begin
@@ -101,8 +102,8 @@ def set_up(tokenizer: Any, folder: Path) -> None:
     """
     from tokenizers import AddedToken
 
-    own = _settings(folder, _CONFIG, _MAP)
-    names = {END, *(name for role in _ROLES if (name := _named(own, role)) is not None)}
+    own = _existing_settings(folder, _CONFIG, _MAP)
+    names = {END, *(name for role in _ROLES if (name := _role_token(own, role)) is not None)}
     for file in own:
         names |= {
             token["content"]
@@ -124,10 +125,10 @@ def frame_as_files_say(tokenizer: Any, folder: Path) -> None:
     """
     from tokenizers import processors
 
-    own = _settings(folder, _CONFIG, _MAP)
+    own = _existing_settings(folder, _CONFIG, _MAP)
     sides = []
     for setting, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
-        name = _named(own, role)
+        name = _role_token(own, role)
         adds = any(file.get(setting) for file in own) and name is not None
         sides.append(name if adds and tokenizer.token_to_id(name) is not None else None)
     if any(sides) and not any(added_tokens(tokenizer)):
@@ -263,7 +264,7 @@ def copy_special_files(source: Path | None, target: Path) -> None:
     ids = {}
     for about in reversed(_of_model(source)):  # the first file that has an id decides
         ids |= {key: about[key] for key in _IDS if about.get(key) is not None}
-    generation = next(iter(_settings(source, _GENERATION)), {})
+    generation = next(iter(_existing_settings(source, _GENERATION)), {})
     if not ids.items() <= generation.items():
         write_record(target / _GENERATION, generation | ids)
 
@@ -291,14 +292,14 @@ def frame_of_pairs(tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
     )
 
 
-def _of_model(folder: Path | None) -> list[dict[str, Any]]:
+def _of_model(folder: Path | None) -> list[Json]:
     """The files of a model that may have the ids of special tokens."""
-    records = (record.get("huggingface") for record in _settings(folder, RECORD))
-    found = _settings(folder, _GENERATION, "config.json")
+    records = (record.get("huggingface") for record in _existing_settings(folder, RECORD))
+    found = _existing_settings(folder, _GENERATION, "config.json")
     return found + [record for record in records if isinstance(record, dict)]
 
 
-def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:
+def _existing_settings(folder: Path | None, *names: str) -> list[Json]:
     """The content of the files that exist."""
     if folder is None:
         return []
@@ -310,27 +311,25 @@ def _settings(folder: Path | None, *names: str) -> list[dict[str, Any]]:
     return found
 
 
-def _named(own: Sequence[dict[str, Any]], role: str) -> str | None:
+def _role_token(own: Sequence[Json], role: str) -> str | None:
     """The token of a role, as the first file that has the role names it."""
     token = next((file[role] for file in own if role in file), None)
     return token["content"] if isinstance(token, dict) else token
 
 
-def _of_role(
-    tokenizer: Any, own: Sequence[dict[str, Any]], model: Sequence[dict[str, Any]], role: str
-) -> int | None:
+def _of_role(tokenizer: Any, own: Sequence[Json], model: Sequence[Json], role: str) -> int | None:
     """The token that begins or ends texts.
 
     The model's files decide if the tokenizer's files do not have the role.
     """
     if any(f"{role}_token" in file for file in own):
-        name = _named(own, f"{role}_token")
+        name = _role_token(own, f"{role}_token")
         return None if name is None else tokenizer.token_to_id(name)
-    found = (_ids(tokenizer, file.get(f"{role}_token_id")) for file in model)
+    found = (_known_ids(tokenizer, file.get(f"{role}_token_id")) for file in model)
     return next((ids[0] for ids in found if ids), None)
 
 
-def _ids(tokenizer: Any, given: Any) -> tuple[int, ...]:
+def _known_ids(tokenizer: Any, given: Any) -> tuple[int, ...]:
     """The ids of a setting, which is null, a number or a list; unknown ids are left out."""
     numbers: Iterator[Any] = iter(given if isinstance(given, list) else [given])
     return tuple(
@@ -342,7 +341,7 @@ def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
     return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
 
 
-def _template(folder: Path | None, own: Sequence[dict[str, Any]]) -> str | None:
+def _template(folder: Path | None, own: Sequence[Json]) -> str | None:
     if folder is not None and os.path.lexists(file := folder / _TEMPLATE):
         return read_regular(in_folder(folder, file)).decode()
     given = next((file["chat_template"] for file in own if file.get("chat_template")), None)

@@ -6,8 +6,8 @@ process with limited memory therefore reads these files.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits, open_regular
 from train.data.bounded import BoundedChild
 
@@ -17,7 +17,7 @@ _AT_ONCE = 128 << 20  # bytes of these rows, if all of them have the longest val
 _BUFFER = 1 << 20
 
 
-def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, Json]]:
     """Yield the place, in words, and the fields of each row of a Parquet or Arrow file.
 
     Args:

@@ -21,6 +21,7 @@ from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.models import Config
 from jaxgrow.registry import Registry
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import narrow_permissions, one_line
 from train.common.errors import UserError
 from train.common.fields import GIVEN
@@ -168,7 +169,7 @@ class Data(Dataset):
 
         return text_sources(self, model)
 
-    def identity(self, model: Config) -> dict[str, Any]:
+    def identity(self, model: Config) -> Json:
         """Describe the text by content; the standard library also by the version of Python."""
         return self._corpora().identity
 
@@ -198,7 +199,7 @@ class Data(Dataset):
             return f"{mixed_data(self)[name].more_validation()} for {name}, or set data.valid_path"
         return more_held_out(_corpus(self).valid is None, self.valid_fraction)
 
-    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
         return {} if self.tokenizer == "none" else write_tokenizer(run, config, folder)
 
 
@@ -212,7 +213,7 @@ class Tokens:
     valid: np.ndarray
     begins: tuple[np.ndarray, np.ndarray]  # the positions at which documents begin, in each part
     vocab: int
-    identity: dict[str, Any]  # JSON; identifies the tokens by content, not by path
+    identity: Json  # JSON; identifies the tokens by content, not by path
     report: list[str]  # a summary line, and warnings
 
 
@@ -276,11 +277,13 @@ def read_tokens(data: Data) -> Tokens:
     about = read_record(name, make_again(folder), ("train", "valid", "tokens", "begins", "read"))
     with one_line(UserError, f"{name} is damaged; {make_again(folder)}"):
         train, valid = (
-            _mapped(folder, *part, token_dtype(vocab))
+            _mapped_tokens(folder, *part, token_dtype(vocab))
             for part in zip(("train", "valid"), about["tokens"], strict=True)
         )
         counts = zip(("train", "valid"), about.pop("begins"), strict=True)
-        begins, valid_begins = (_mapped(folder, begins_of(part), n, np.int64) for part, n in counts)
+        begins, valid_begins = (
+            _mapped_tokens(folder, begins_of(part), n, np.int64) for part, n in counts
+        )
         read = about.pop("read")
         identity = {"name": _name(data), "tokenizer": encoding.identity} | about
         identity |= {"frame": encoding.written} if encoding.written else {}
@@ -348,7 +351,7 @@ def _warnings(
     return warnings
 
 
-def _mapped(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
+def _mapped_tokens(folder: Path, name: str, count: int, kind: type) -> np.ndarray:
     file = folder / name
     size = count * np.dtype(kind).itemsize
     there = file.stat().st_size if file.exists() else 0
@@ -384,15 +387,15 @@ def _corpus(data: Data) -> Corpus:
     if data.source == "stdlib":
         return reading.stdlib_corpus()
     if data.source == "text":
-        return reading.text_corpus(_path(data), data.valid_path, data.field, data.splits)
+        return reading.text_corpus(_single_path(data), data.valid_path, data.field, data.splits)
     if data.source == "tokens":
         field = FIELD if data.field == "text" else data.field
         formats = token_formats(data.ids)
-        return reading.text_corpus(_path(data), data.valid_path, field, data.splits, formats)
+        return reading.text_corpus(_single_path(data), data.valid_path, field, data.splits, formats)
     return CORPORA[data.source](data)
 
 
-def _path(data: Data) -> str:
+def _single_path(data: Data) -> str:
     assert isinstance(data.path, str)
     return data.path
 
@@ -440,8 +443,8 @@ def refuse_overlaps(data: Data) -> None:
     formats = token_formats(data.ids) if data.source == "tokens" else TEXT
     known: dict[Path, str] = {}
     for part in mixed_data(data).values():
-        for file in reading.training_files(_path(part), formats):
-            if (other := known.setdefault(file, _path(part))) != part.path:
+        for file in reading.training_files(_single_path(part), formats):
+            if (other := known.setdefault(file, _single_path(part))) != part.path:
                 raise UserError(
                     f"data.path reads {file} twice, in {other} and in {part.path}: give paths that have no file in common, "
                     "or leave out one of them"
@@ -450,7 +453,7 @@ def refuse_overlaps(data: Data) -> None:
 
 def _name(data: Data) -> str:
     if data.source in ("text", "tokens"):
-        return Path(_path(data)).name
+        return Path(_single_path(data)).name
     return data.name if data.source == "tfds" and data.name else data.source
 
 
@@ -483,7 +486,7 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
                     "give more text"
                 ) + (", or set data.valid_path" if data.source == "text" else "")
             raise UserError(f"the {part.name} text of the corpus is empty: {data}; {out}")
-    about: dict[str, Any] = {part.name: sha256(part) for part in parts}
+    about: Json = {part.name: sha256(part) for part in parts}
     read = {
         name: count for name, count in asdict(corpus.counts).items() if name not in ("file", "mode")
     }
@@ -655,7 +658,7 @@ _ROLES = {
 _OF_MASKED = ("cls_token", "sep_token", "mask_token")
 
 
-def write_tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
+def write_tokenizer(run: Path, config: Config, folder: Path) -> Json:
     """Write the tokenizer for `transformers`.
 
     Returns:
@@ -688,7 +691,7 @@ def write_tokenizer(run: Path, config: Config, folder: Path) -> dict[str, Any]:
     write_record(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
     if "pad_token" in named and (config.causal or config.first_position == 0):
         ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
-    found: dict[str, Any] = {role: i for role, i in ends.items() if i is not None}
+    found: Json = {role: i for role, i in ends.items() if i is not None}
     if "eos_token_id" in found and len(special.ends) > 1:  # several tokens end generated texts
         found["eos_token_id"] = list(special.ends)
     return found

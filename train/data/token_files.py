@@ -36,7 +36,7 @@ def token_formats(kind: str) -> Formats:
         if path.suffix == ".bin":
             return partial(_raw, kind=np.dtype(kind).newbyteorder("<"))
         tables = path.suffix in (".parquet", ".arrow") or formats.is_lines(path)
-        return _of_rows if tables else None
+        return _id_rows if tables else None
 
     return Formats("token ids", ".npy, .bin, .parquet, .arrow and .jsonl", reader)
 
@@ -81,7 +81,7 @@ def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
         yield _pieces(np.memmap(path, kind, "r", offset=start))
 
 
-def _of_rows(path: Path, field: str) -> Iterator[Document]:
+def _id_rows(path: Path, field: str) -> Iterator[Document]:
     for where, record in formats.table_records(path, field):
         if field not in record:
             raise UserError(

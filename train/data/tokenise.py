@@ -83,12 +83,12 @@ def tokenise_corpus(
         opened.enter_context(bar)
         names = (*parts, *map(begins_of, parts))
         files = {name: opened.enter_context(open(work / name, "wb")) for name in names}
-        batches = _batches(corpus_pieces(corpus, held, cut))
-        for batch, ids, sizes in _encoded(batches, encoder, kind, workers):
+        batches = _piece_batches(corpus_pieces(corpus, held, cut))
+        for batch, ids, sizes in _encoded_batches(batches, encoder, kind, workers):
             for name, held_part in zip(parts, (False, True), strict=True):
                 own = np.array(batch.held) == held_part
                 part = ids[np.repeat(own, sizes)]
-                begins = _begins(part, sizes[own], np.array(batch.fresh)[own], marks)
+                begins = _document_begins(part, sizes[own], np.array(batch.fresh)[own], marks)
                 begins += files[name].tell() // part.itemsize
                 files[name].write(part.tobytes())
                 files[begins_of(name)].write(begins.tobytes())
@@ -100,7 +100,7 @@ def begins_of(part: str) -> str:
     return f"{part}.begins"
 
 
-def _begins(
+def _document_begins(
     ids: np.ndarray, sizes: np.ndarray, fresh: np.ndarray, marks: DocumentFrame
 ) -> np.ndarray:
     """The positions in ``ids`` at which a document begins, ascending.
@@ -158,7 +158,7 @@ def _cleaned(document: Document) -> Iterator[Any]:
             yield text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _batches(stream: Iterable[Piece]) -> Iterator[Batch]:
+def _piece_batches(stream: Iterable[Piece]) -> Iterator[Batch]:
     taken: list[Piece] = []
     size = 0
     for piece in stream:
@@ -172,7 +172,7 @@ def _batches(stream: Iterable[Piece]) -> Iterator[Batch]:
         yield Batch(*map(list, zip(*taken, strict=True)))
 
 
-def _encoded(
+def _encoded_batches(
     batches: Iterator[Batch], encoder: Callable[[int], Encode], kind: type, workers: int
 ) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
     """Yield batches in order, with their token ids and the number of tokens of each piece."""
@@ -180,14 +180,14 @@ def _encoded(
     if len(few) < ALONE:
         encode = encoder(workers)
         for batch in itertools.chain(few, batches):
-            yield batch, *_ids(encode, batch, kind)
+            yield batch, *_framed_ids(encode, batch, kind)
         return
     own = threading.local()
 
     def work(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         if not hasattr(own, "encode"):
             own.encode = encoder(1)
-        return _ids(own.encode, batch, kind)
+        return _framed_ids(own.encode, batch, kind)
 
     # The threads wait for the processes of the encoders.
     pool = ThreadPoolExecutor(workers)
@@ -204,7 +204,7 @@ def _encoded(
         pool.shutdown(cancel_futures=True)
 
 
-def _ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
+def _framed_ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
     """The ids of all pieces with the frames of their documents, and the number of each piece."""
     encoded, (begin, end) = encode(batch.pieces, batch.begins)
     ids = np.concatenate(encoded).astype(kind)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
 from train.data.corpus import VALIDATIONS, Corpus
@@ -123,7 +124,7 @@ def prepared_dataset(name: str, path: str | None) -> Any:
     return builder
 
 
-def dataset_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def dataset_records(path: Path) -> Iterator[tuple[str, Json]]:
     """Yield the place, in words, and the fields of each row of a split, from its first file."""
     import tensorflow_datasets as tfds
 

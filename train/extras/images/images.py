@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
@@ -163,7 +164,7 @@ class Images(Supervised):
     def more_validation(self, name: str = "") -> str:
         return more_held_out(read_images(self).held, self.valid_fraction)
 
-    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
         from train.extras.images.processor import FILE, processor_settings
 
         sizes = config.integers()
@@ -233,7 +234,7 @@ class Split:
     valid: Pictures
     classes: tuple[str, ...]
     shape: tuple[int, int, int]  # [rows, columns, channels] of an input
-    identity: dict[str, Any]  # JSON; identifies the images by content, not by path
+    identity: Json  # JSON; identifies the images by content, not by path
     held: bool  # whether ``data.valid_fraction`` of the images are the validation images
 
 
@@ -252,7 +253,7 @@ def read_images(data: Images) -> Split:
             f"images need Pillow and scikit-learn ({error}): pip install -e '.[vision]'"
         ) from error
 
-    train, valid = _stored(data)
+    train, valid = _source_images(data)
     train = _as_asked(train, data)
     valid = None if valid is None else _as_asked(valid, data)
     held_out = valid is None and train.split is None
@@ -269,17 +270,17 @@ def read_images(data: Images) -> Split:
         Pictures(valid, held, None),
         train.classes,
         (train.size, train.size, train.channels),
-        {"name": name, "train": _hash(train, mine), "valid": _hash(valid, held)},
+        {"name": name, "train": _images_hash(train, mine), "valid": _images_hash(valid, held)},
         held_out,
     )
 
 
-def _stored(data: Images) -> "tuple[_Kept, _Kept | None]":
+def _source_images(data: Images) -> "tuple[_Kept, _Kept | None]":
     """The images of the source, and of its validation split if it has one."""
     if data.source == "tfds":
-        return _tfds(data)
+        return _tfds_images(data)
     if data.source == "folder":
-        return _folder(data), None
+        return _folder_images(data), None
     if data.source == "idx":
         return _idx(data, "train"), _idx(data, "valid")
     from sklearn.datasets import load_digits
@@ -299,7 +300,7 @@ def _held_out(images: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(np.arange(images), held), held
 
 
-def _hash(kept: "_Kept", chosen: np.ndarray) -> str:
+def _images_hash(kept: "_Kept", chosen: np.ndarray) -> str:
     what = json.dumps([kept.content, kept.classes, kept.size, kept.channels, *kept.normal])
     return hashlib.sha256(what.encode() + chosen.astype("<i8").tobytes()).hexdigest()
 
@@ -346,7 +347,7 @@ class _Array:
 
     def __reduce__(self):  # a worker process maps the file again instead of copying it
         if isinstance(self.pixels, np.memmap):
-            return _mapped, (Path(str(self.pixels.filename)).parent,)
+            return _mapped_images, (Path(str(self.pixels.filename)).parent,)
         return _Array, (self.pixels, self.labels, self.size)
 
     def __len__(self) -> int:
@@ -362,7 +363,7 @@ class _Array:
         return image, int(self.labels[i])
 
 
-def _mapped(folder: Path) -> _Array:
+def _mapped_images(folder: Path) -> _Array:
     try:
         pixels, labels = (
             np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("pixels", "labels")
@@ -400,7 +401,7 @@ def _idx(data: Images, split: str) -> _Kept:
 # --- folders, and archives of folders ---
 
 
-def _folder(data: Images) -> _Kept:
+def _folder_images(data: Images) -> _Kept:
     assert data.path is not None
     path = Path(data.path).expanduser()
     if not path.exists():
@@ -421,7 +422,7 @@ def _folder(data: Images) -> _Kept:
     key = json.dumps(["names, splits, pixels of 8 bits", identity, data.size])
     folder = cache_folder(data.cache, [str(path.resolve()), data.size], key)
     cached_folder(folder, lambda work: _decode(path, data.size, work))
-    store = _mapped(folder)
+    store = _mapped_images(folder)
     about = read_record(
         folder / "about.json", make_again(folder), ("classes", "content", "trained")
     )
@@ -561,11 +562,11 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
     first = ""
     gray = True
     files = _contents(path, place)
-    shown: dict[str, Any] = {"desc": "decode", "unit": " files", "disable": None, "leave": False}
+    shown: Json = {"desc": "decode", "unit": " files", "disable": None, "leave": False}
     for name, content in tqdm(files, total=len(names), **shown):
         if name not in place:
             continue
-        image, is_gray = _decoded(content, f"{name} in {path}", size)
+        image, is_gray = _decoded_image(content, f"{name} in {path}", size)
         gray = gray and is_gray
         here = f"{name} in {path} has {image.width} x {image.height} pixels"
         if pixels is None:
@@ -595,7 +596,7 @@ def _narrow(pixels: np.ndarray, file: Path) -> None:
     part.replace(file)
 
 
-def _decoded(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:
+def _decoded_image(content: bytes, name: str, size: int | None) -> tuple[Any, bool]:
     """Decode an image.
 
     Returns:
@@ -653,7 +654,7 @@ class _Records:
             return image, int(record[self.label])
 
 
-def _tfds(data: Images) -> tuple[_Kept, _Kept | None]:
+def _tfds_images(data: Images) -> tuple[_Kept, _Kept | None]:
     import tensorflow_datasets as tfds
 
     from train.extras.tfds import prepared_dataset

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import read_record
 from train.data.decoding import readable_file
@@ -31,7 +32,7 @@ def default_normal(channels: int) -> Normal:
     return Normal(tuple(map(float, MEAN)), tuple(map(float, STD)))
 
 
-def processor_settings(data: Images, size: int, channels: int) -> dict[str, Any]:
+def processor_settings(data: Images, size: int, channels: int) -> Json:
     """The content of the file for a model that was validated on images of ``size`` pixels per side.
 
     `transformers` converts each image to colour, so a gray image has three equal channels. Square

@@ -86,7 +86,7 @@ class Encoder:
             self._loaded = load_tokenizer(name)
             self.vocab = largest_vocab(self._loaded)
             self._texts = BoundedTokenizer(text_encoder(self._loaded), name, core_count())
-            self.identity = _identity(Path(name).expanduser())
+            self.identity = _tokenizer_hash(Path(name).expanduser())
         vocab = model.integers()["vocab"]
         if self.vocab > vocab:
             raise UserError(
@@ -162,7 +162,7 @@ class Encoder:
         return Frame(begin, (special.end,), (special.end,), pad)
 
 
-def _identity(path: Path) -> str:
+def _tokenizer_hash(path: Path) -> str:
     """The hash of the files, as in `train.data.text.Tokens.identity`."""
     files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
     return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()

@@ -166,7 +166,7 @@ def published_files(
     missing = f"there is no {next(iter(publications[0].values()))}"
     for files in publications:
         for folder in (path, path / title):
-            found = {split: _either(folder / name) for split, name in files.items()}
+            found = {split: _perhaps_compressed(folder / name) for split, name in files.items()}
             there = {split: file for split, file in found.items() if file is not None}
             if len(there) == len(files):
                 return there
@@ -180,7 +180,7 @@ def published_files(
     )
 
 
-def _either(file: Path) -> Path | None:
+def _perhaps_compressed(file: Path) -> Path | None:
     files = (file.with_name(file.name + suffix) for suffix in ("", ".gz", ".xz", ".zst"))
     return next((f for f in files if f.is_file()), None)
 

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from train.common.files import read_record, write_record
 from train.data.text import save_tokenizer, tokenizer_of
 from train.extras.labelled.encoding import PADS, Encoder, Frame
 
 
-def write_framing(name: str, length: int, config: Config, folder: Path) -> dict[str, Any]:
+def write_framing(name: str, length: int, config: Config, folder: Path) -> Json:
     """Make the written tokenizer frame texts as in the fine-tuning of the model.
 
     Args:

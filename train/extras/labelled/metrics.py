@@ -66,7 +66,9 @@ def exact_match(answer: str, golds: Iterable[str]) -> float:
 
     If there are no given answers, the correct answer is "".
     """
-    return float(normalised_answer(answer) in {normalised_answer(gold) for gold in _known(golds)})
+    return float(
+        normalised_answer(answer) in {normalised_answer(gold) for gold in _usable_answers(golds)}
+    )
 
 
 def answer_f1(answer: str, golds: Iterable[str]) -> float:
@@ -77,11 +79,11 @@ def answer_f1(answer: str, golds: Iterable[str]) -> float:
     """
     return max(
         _words_f1(normalised_answer(answer).split(), normalised_answer(gold).split())
-        for gold in _known(golds)
+        for gold in _usable_answers(golds)
     )
 
 
-def _known(golds: Iterable[str]) -> list[str]:
+def _usable_answers(golds: Iterable[str]) -> list[str]:
     """The given answers that have a word, or [""] if there is none."""
     return [gold for gold in golds if normalised_answer(gold)] or [""]
 

@@ -125,7 +125,7 @@ def _whole(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Windows:
+class QuestionWindows:
     """The inputs for questions, in order: windows of the context of each question."""
 
     texts: Texts
@@ -141,10 +141,10 @@ class Windows:
 
 def question_windows(
     questions: list[Question], encoder: Encoder, length: int, stride: int
-) -> Windows:
+) -> QuestionWindows:
     """Split each context into windows of ``length`` tokens, which include the question.
 
-    Windows begin ``stride`` tokens of the context apart, or less if tokens between two windows
+    QuestionWindows begin ``stride`` tokens of the context apart, or less if tokens between two windows
     would be skipped. The last one ends with the context. A question is cut to `QUESTION` tokens, or
     to half of the window.
     """
@@ -163,7 +163,7 @@ def question_windows(
         room = encoder.frame.room(2, length) - len(question)
         before = len(encoder.frame.begin) + len(question) + len(encoder.frame.between)
         answer = _tokens_of(q, spans)
-        for begin in _begins(len(tokens), room, stride):
+        for begin in _window_begins(len(tokens), room, stride):
             end = min(begin + room, len(tokens))
             inside = answer is not None and begin <= answer[0] and answer[1] < end
             targets.append(
@@ -175,7 +175,7 @@ def question_windows(
             second.append(tokens[begin:end])
             whose.append(i)
             skipped.append(begin)
-    return Windows(
+    return QuestionWindows(
         frame_texts(encoder.frame, first, second, encoder.dtype),
         np.array(targets, np.int32),
         np.array(whose, np.int32),
@@ -186,7 +186,7 @@ def question_windows(
     )
 
 
-def _begins(tokens: int, room: int, stride: int) -> range:
+def _window_begins(tokens: int, room: int, stride: int) -> range:
     """The starts of windows of ``room`` tokens, up to the first window with the last token."""
     step = min(stride, room)
     return range(0, max(tokens - room, 0) + step, step)
@@ -217,7 +217,9 @@ class Answers(NamedTuple):
         ]
 
 
-def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray) -> Answers:
+def best_answers(
+    windows: QuestionWindows, questions: list[Question], logits: np.ndarray
+) -> Answers:
     """Find the best answer to each question, as text of its context.
 
     It is the span of at most `ANSWER` tokens within one window that has the largest sum of a start
@@ -255,7 +257,9 @@ def best_answers(windows: Windows, questions: list[Question], logits: np.ndarray
     return Answers(out, nothing - score)
 
 
-def _best(windows: Windows, logits: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _best(
+    windows: QuestionWindows, logits: np.ndarray, some: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The best span of each of the windows ``some``.
 
     Returns its score [W], and its first and last context token [W, 2].

@@ -17,6 +17,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import Head, label_keys
 from jaxgrow.models import Config
 from jaxgrow.sharding import constrain_sharding
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.output import say, say_notes
 from train.data.dataset import Dataset, Source
@@ -40,7 +41,7 @@ class Prepared:
     classes: int  # 1: the target is a number
     labels: tuple[str, ...]  # names of the classes; empty for a number or spans
     pad: int  # the padding token; no text of a decoder ends with it
-    identity: dict[str, Any]  # JSON; identifies the data by content, not by path
+    identity: Json  # JSON; identifies the data by content, not by path
     scores: Mapping[str, Score]
     metrics: tuple[str, ...]  # names of the metrics, the main one first
     task: str | None = None  # the name of a published task
@@ -52,7 +53,7 @@ class Prepared:
         return Head(self.task, self.labels)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """The ``config.json`` entries of a model that learned the task.
 
         `jaxgrow.checkpoints.save` writes them.
@@ -102,10 +103,10 @@ class Supervised(Dataset):
             )
         return prepared.train, {"": next(iter(prepared.valid.values()))}
 
-    def identity(self, model: Config) -> dict[str, Any]:
+    def identity(self, model: Config) -> Json:
         return self.prepared(model).identity
 
-    def head(self, model: Config) -> dict[str, Any]:
+    def head(self, model: Config) -> Json:
         return self.prepared(model).settings
 
     def scores(self, config: Config, params: Params, mesh: jax.sharding.Mesh) -> dict[str, float]:
@@ -167,12 +168,14 @@ def model_outputs(
             inputs = [examples.sample(int(i), np.random.default_rng(0))[0] for i in chosen[mine]]
             batch = put(jax.tree.map(lambda *of: np.stack(of), *inputs), mesh)
             out.append(
-                np.asarray(jax.device_get(_outputs(config, params, batch)))[: len(examples) - first]
+                np.asarray(jax.device_get(_batch_outputs(config, params, batch)))[
+                    : len(examples) - first
+                ]
             )
     return np.concatenate(out)
 
 
 @partial(jax.jit, static_argnums=0)
-def _outputs(config: Config, params: Params, inputs: Any) -> Any:
+def _batch_outputs(config: Config, params: Params, inputs: Any) -> Any:
     found = config.module.apply({"params": params}, inputs)
     return constrain_sharding(found, P())  # each process reads all outputs

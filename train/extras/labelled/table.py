@@ -60,23 +60,23 @@ class Row(NamedTuple):
     """One row, and its place in words."""
 
     where: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
 
-def read_table(spec: Spec) -> tuple[dict[str, Rows], Glue]:
+def read_labelled_table(spec: Spec) -> tuple[dict[str, Rows], Glue]:
     """Read the training and the validation rows, and describe them as a task.
 
     Raises:
       UserError: a file, a column or a label is missing or is something else; the message names the
         file and the row.
     """
-    parts = {split: list(file_rows(path)) for split, path in _files(spec).items()}
+    parts = {split: list(file_rows(path)) for split, path in _split_files(spec).items()}
     labels = () if spec.number else spec.labels or _names(parts["train"], spec)
     title = spec.path.name
     metrics = OF_NUMBERS if spec.number else OF_CLASSES
     about = Glue(title, labels, Columns(spec.texts, spec.label), metrics, spelled=labels)
     found = {
-        split: Rows(column_texts(part, spec.texts), _targets(part, spec, about))
+        split: Rows(column_texts(part, spec.texts), _label_targets(part, spec, about))
         for split, part in parts.items()
     }
     if len(found) == 1:
@@ -95,7 +95,7 @@ def file_rows(path: Path) -> Iterator[Row]:
     if not path.exists():
         raise UserError(f"the file {path} does not exist; name an existing table")
     if arrows := dataset_shards(path) if path.is_dir() else []:
-        yield from _saved(path, arrows)
+        yield from _dataset_rows(path, arrows)
         return
     kind = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
     if path.is_dir() or kind not in _SUFFIXES:
@@ -105,7 +105,7 @@ def file_rows(path: Path) -> Iterator[Row]:
     yield from (Row(*record) for record in formats.table_records(path, strict=True))
 
 
-def _saved(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
+def _dataset_rows(folder: Path, arrows: Sequence[Path]) -> Iterator[Row]:
     info = folder / "dataset_info.json"
     with readable_file(info, "save the dataset again"):
         features = json_object(in_folder(folder, info), "save the dataset again").get("features")
@@ -144,11 +144,11 @@ def column_texts(
     """
     found = []
     for column in columns:
-        found.append([_text(row, column, advice) for row in part])
+        found.append([_cell_text(row, column, advice) for row in part])
     return tuple(found)
 
 
-def _text(row: Row, column: str, advice: str) -> str:
+def _cell_text(row: Row, column: str, advice: str) -> str:
     value = _cell(row, column, advice)
     if not isinstance(value, str):
         raise UserError(
@@ -199,7 +199,7 @@ def _names(part: Sequence[Row], spec: Spec) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: (int(name), name) if digits else (0, name)))
 
 
-def _targets(part: Sequence[Row], spec: Spec, about: Glue) -> np.ndarray:
+def _label_targets(part: Sequence[Row], spec: Spec, about: Glue) -> np.ndarray:
     if not part:
         raise UserError(f"{spec.path} has no rows; name another table in data.path")
     out = []
@@ -230,7 +230,7 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
 # --- files ---
 
 
-def _files(spec: Spec) -> dict[str, Path]:
+def _split_files(spec: Spec) -> dict[str, Path]:
     """The file, or the folder, of each split."""
     path = spec.path
     named = {} if spec.valid_path is None else {"valid": spec.valid_path}

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgrow.models import Config
 from jaxgrow.models.config import TextConfig
-from jaxgrow.typed import build_dataclass, did_you_mean
+from jaxgrow.typed import Json, build_dataclass, did_you_mean
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.dataset import Batch
@@ -108,7 +108,7 @@ class Labelled(Supervised):
         given = "path" if self.valid_path is None else f"valid_path={self.valid_path}"
         return f"give more of them in data.{given}"
 
-    def write_inputs(self, run: Path, config: Config, folder: Path) -> dict[str, Any]:
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
         about = write_tokenizer(run, config, folder)
         return about | write_framing(self.tokenizer, self.length, config, folder)
 
@@ -146,7 +146,7 @@ def _task(data: Labelled, model: TextConfig) -> Prepared:
 
 
 def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
-    rows, about = _rows(data)
+    rows, about = _split_rows(data)
     train = rows["train"]
     some = _few(len(train.labels), data.examples)
     rows["train"] = train.select(some)
@@ -168,19 +168,25 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     )
 
 
-def _rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
+def _split_rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
     """The rows of all splits, and the task."""
     if data.task == TABLE:
-        return table.read_table(table_spec(data))
+        return table.read_labelled_table(table_spec(data))
     about = glue.TASKS[data.task]
-    return glue.glue_rows(about, _folder(data)), about
+    return glue.glue_rows(about, _task_folder(data)), about
 
 
 def table_spec(data: Labelled) -> table.Spec:
     """The files and columns of a table."""
     valid = None if data.valid_path is None else Path(data.valid_path).expanduser()
     return table.Spec(
-        _folder(data), valid, data.text, data.label, data.labels, data.number, data.valid_fraction
+        _task_folder(data),
+        valid,
+        data.text,
+        data.label,
+        data.labels,
+        data.number,
+        data.valid_fraction,
     )
 
 
@@ -208,7 +214,7 @@ def _glue_scores(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> d
 
 def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     about = squad.TASKS[data.task]
-    questions = squad.squad_questions(about, _folder(data))
+    questions = squad.squad_questions(about, _task_folder(data))
     questions["train"] = [
         questions["train"][i] for i in _few(len(questions["train"]), data.examples)
     ]
@@ -230,7 +236,7 @@ def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     return _prepared(data, encoder, examples, scores, squad.squad_metrics(about), "spans", 2, ())
 
 
-def _folder(data: Labelled) -> Path:
+def _task_folder(data: Labelled) -> Path:
     return Path(data.path).expanduser()
 
 
@@ -265,7 +271,7 @@ def _prepared(
     content = "".join(part.digest() for part in valid.values())
     known = None if data.task == TABLE else data.task
     identity = {
-        "name": known or _folder(data).name,
+        "name": known or _task_folder(data).name,
         "tokenizer": encoder.identity,
         "train": train.digest(),
     }
