@@ -645,7 +645,6 @@ ROWS: dict[str, Row] = {
         "tokenizer beside", "template", "tokenizer of a run"
     ),
     "jaxgrow/extras/hf_peft/reading.py::read_peft": attacked("LoRA config", "LoRA weights"),
-    "jaxgrow/extras/hf_peft/reading.py::read_peft_beside": attacked("LoRA config"),
     "jaxgrow/extras/hf_peft/peft_settings.py::PeftSettings.__init__": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
     "jaxgrow/checkpoints/io/checksums.py::block_digest": ours(

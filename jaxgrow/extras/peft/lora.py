@@ -20,7 +20,7 @@ product of k times the rank, with the parts concatenated along ``rank``.
 import itertools
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -340,11 +340,9 @@ def _flat(tree: Any) -> dict[str, Any]:
     return flatten_dict(tree, sep="/")  # type: ignore[return-value]
 
 
-def _tree(modules: dict[str, dict[str, Any]]) -> Any:
-    found: dict[str, Any] = {}
-    for module, leaves in modules.items():
-        found |= {f"{module}/{leaf}": x for leaf, x in leaves.items()}
-    return unflatten_dict(found, sep="/")
+def _tree(modules: Mapping[str, Mapping[str, object]]) -> Params:
+    leaves = {f"{m}/{leaf}": x for m, factors in modules.items() for leaf, x in factors.items()}
+    return unflatten_dict(leaves, sep="/")
 
 
 def _pairs(
