@@ -29,10 +29,6 @@ from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import Experiment, experiment_json
 from train.config.overrides import seed_list
-from train.extras import comparison_scores
-from train.extras.comparison_scores import task_scores, tuned_scores
-from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.task import Labelled
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.recipes import deepened
 from train.run import trainer
@@ -709,34 +705,6 @@ def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
     }
 
 
-def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
-    (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
-    run = Run("small", 0, small_run)
-    scores = task_scores([[run], [run, run]], ["ptb"], tmp_path)
-    [[a], [b, c]] = scores["ptb, bits per byte"]
-    assert a == b == c  # a run and the same run again
-    monkeypatch.setattr(
-        comparison_scores, "evaluate_tasks", None
-    )  # A cached score is not computed again.
-    assert task_scores([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
-    (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
-    with pytest.raises(TypeError):  # The cache does not apply to other files.
-        task_scores([[run]], ["ptb"], tmp_path)
-
-
-@pytest.mark.interop
-@pytest.mark.filterwarnings("default")  # The harness emits its own warnings.
-def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
-    pytest.importorskip("lm_eval")
-    run = Run("small", 0, small_run)
-    question = {"goal": "a", "sol1": "b", "sol2": "ccc"}
-    (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
-    (labels := tmp_path / "valid-labels.lst").write_text("0\n")
-    right = task_scores([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
-    labels.write_text("1\n")  # The labels are a separate file beside the questions.
-    assert task_scores([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
-
-
 def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
     def fails(*_):
         raise UserError("no score")
@@ -744,8 +712,7 @@ def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
     finished = Comparison([[made(tmp_path, "base", [("train large", 4, 1.0, 2.0)])]], [])
     written = []
     monkeypatch.setattr(compare, "run_comparison", lambda *_: finished)
-    monkeypatch.setattr(comparison_scores, "file_keys", lambda *_: {})
-    monkeypatch.setattr(comparison_scores, "task_scores", fails)
+    monkeypatch.setattr(compare, "SCORERS", {"evaluate": lambda arguments: fails})
     monkeypatch.setattr(compare, "_write_report", lambda *about: written.append(about))
     script = runs.script(tmp_path, runs.experiment(tmp_path))
     arguments = ["compare", script, "--workdir", str(tmp_path), "--evaluate", "blimp"]
@@ -753,29 +720,6 @@ def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no score"):
         compare.main()
     assert written == [(finished, tmp_path)]
-
-
-@pytest.mark.slow  # `test_finetune` covers the command that this function calls.
-def test_finished_runs_are_fine_tuned(small_run, tmp_path):
-    for name in ("train", "dev"):
-        (tmp_path / f"in_domain_{name}.tsv").write_text(
-            "".join(f"x\t{i % 2}\t\t{'ab'[i % 2] * 4}\n" for i in range(32))
-        )
-    run = Run("small", 0, small_run)
-    tuning = FineTuning(
-        "toy",
-        Labelled("cola", str(tmp_path), length=8),
-        epochs=1,
-        batch=8,
-        learning_rates=(1e-3, 1e-2),
-    )
-    tuned = tuned_scores([[run]], tuning, tmp_path / "runs")
-    each = [
-        json.loads(f.read_text())["dev"]["matthews"]
-        for f in (tmp_path / "runs").glob("*/scores.json")
-    ]
-    assert tuned == {"toy, matthews": [[max(each)]]}
-    assert len(each) == 2
 
 
 def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):

@@ -1,0 +1,62 @@
+"""The scores that a comparison adds to its runs: tasks, and fine-tuning."""
+
+import json
+
+import pytest
+
+from train.analysis.runs import Run
+from train.extras import comparison_scores
+from train.extras.comparison_scores import task_scores, tuned_scores
+from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.task import Labelled
+
+
+def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
+    (tmp_path / "ptb.test.txt").write_text("abcd efgh\n" * 8)
+    run = Run("small", 0, small_run)
+    scores = task_scores([[run], [run, run]], ["ptb"], tmp_path)
+    [[a], [b, c]] = scores["ptb, bits per byte"]
+    assert a == b == c  # a run and the same run again
+    monkeypatch.setattr(
+        comparison_scores, "evaluate_tasks", None
+    )  # A cached score is not computed again.
+    assert task_scores([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
+    (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
+    with pytest.raises(TypeError):  # The cache does not apply to other files.
+        task_scores([[run]], ["ptb"], tmp_path)
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("default")  # The harness emits its own warnings.
+def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
+    pytest.importorskip("lm_eval")
+    run = Run("small", 0, small_run)
+    question = {"goal": "a", "sol1": "b", "sol2": "ccc"}
+    (tmp_path / "valid.jsonl").write_text(json.dumps(question) + "\n")
+    (labels := tmp_path / "valid-labels.lst").write_text("0\n")
+    right = task_scores([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
+    labels.write_text("1\n")  # The labels are a separate file beside the questions.
+    assert task_scores([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
+
+
+@pytest.mark.slow  # `test_finetune` covers the command that this function calls.
+def test_finished_runs_are_fine_tuned(small_run, tmp_path):
+    for name in ("train", "dev"):
+        (tmp_path / f"in_domain_{name}.tsv").write_text(
+            "".join(f"x\t{i % 2}\t\t{'ab'[i % 2] * 4}\n" for i in range(32))
+        )
+    run = Run("small", 0, small_run)
+    tuning = FineTuning(
+        "toy",
+        Labelled("cola", str(tmp_path), length=8),
+        epochs=1,
+        batch=8,
+        learning_rates=(1e-3, 1e-2),
+    )
+    tuned = tuned_scores([[run]], tuning, tmp_path / "runs")
+    each = [
+        json.loads(f.read_text())["dev"]["matthews"]
+        for f in (tmp_path / "runs").glob("*/scores.json")
+    ]
+    assert tuned == {"toy, matthews": [[max(each)]]}
+    assert len(each) == 2
