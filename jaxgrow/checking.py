@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +18,7 @@ from jaxgrow.axes.names import (
     Axes,
     Names,
     Params,
+    Tree,
     axis_kind,
     axis_of,
     has_mark,
@@ -75,7 +75,7 @@ class Checked:
 
 
 def check_rules(
-    apply: Callable[[Params], Any], params: Params, axes: Axes, seed: int = 0
+    apply: Callable[[Params], Tree], params: Params, axes: Axes, seed: int = 0
 ) -> Checked:
     """Check the axis names of a model: double all its widths and compare the outputs.
 
@@ -137,7 +137,7 @@ def check_rules(
 
 
 class _Check:
-    def __init__(self, apply: Callable[[Params], Any], params: Params, axes: Axes, seed: int):
+    def __init__(self, apply: Callable[[Params], Tree], params: Params, axes: Axes, seed: int):
         self.apply = apply
         self.axes = axes
         self.rng = np.random.default_rng(seed + 1)
@@ -291,7 +291,7 @@ class _Check:
         return wrong
 
     def replaced(
-        self, groups: list[Group], change: Callable[[Any], Any], params: Params | None = None
+        self, groups: list[Group], change: Callable[[Tree], Tree], params: Params | None = None
     ) -> Params:
         of = {leaf for group in groups for leaf in self.groups[group]}
         params = self.params if params is None else params
@@ -307,7 +307,7 @@ def _noisy_params(params: Params, axes: Axes, rng: np.random.Generator) -> Param
     deviation is ``1.5 / n^(1/4)`` for a kernel with n entries per layer, and 0.5 for a vector.
     """
 
-    def leaf(names: Names, x: Any) -> np.ndarray:
+    def leaf(names: Names, x: Tree) -> np.ndarray:
         known = np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)
         one = math.prod(
             n for n, name in zip(known.shape, names, strict=True) if not is_layers(axis_of(name))

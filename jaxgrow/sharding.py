@@ -8,7 +8,7 @@ additional rules.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -322,7 +322,7 @@ def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
     return P(*[a if a == b else None for a, b in zip(before, after, strict=True)])
 
 
-def map_devices(each: Callable, in_specs: Any, out_specs: Any) -> Callable:
+def map_devices(each: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
     """Map a function over the devices of the mesh, so that each device computes on its own shards.
 
     For traced code. Without automatic mesh axes, the function is returned unchanged.

@@ -22,7 +22,7 @@ def leave_at_once() -> Iterator[None]:
     partly initialised.
     """
 
-    def leave(number: int, frame: Any) -> None:
+    def leave(number: int, frame: object) -> None:
         os.write(2, b"interrupted; nothing was written\n")
         os._exit(128 + number)
 
@@ -40,7 +40,7 @@ def raise_interrupts() -> Iterator[None]:
     are ignored, for example under `nohup`, or that another library handles.
     """
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt(number)
 
     with _handled((n for n in _ALL if signal.getsignal(n) == signal.SIG_DFL), interrupt):
@@ -65,7 +65,7 @@ def defer_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+def _handled(numbers: Iterable[int], handler: Callable[[int, object], None]) -> Iterator[None]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         before = {

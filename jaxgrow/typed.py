@@ -50,7 +50,7 @@ def field_types(kind: type) -> dict[str, Any]:
     return {field.name: found[field.name] for field in dataclasses.fields(kind)}
 
 
-def fits_type(value: Any, hint: Any) -> bool:
+def fits_type(value: Any, hint: object) -> bool:
     """Return whether a value has a type. An int is also a float, but a bool is not an int.
 
     Args:
@@ -79,7 +79,7 @@ def fits_type(value: Any, hint: Any) -> bool:
     return type(value) is hint or (hint is float and type(value) is int)
 
 
-def convert_json(value: Any, hint: Any) -> Any:
+def convert_json(value: object, hint: object) -> Any:
     """Return a JSON value as a value of the type.
 
     A list is read as a tuple, and an object is read as a dataclass, if the type allows one.
@@ -103,11 +103,11 @@ def convert_json(value: Any, hint: Any) -> Any:
     return read
 
 
-def _with_tuples(value: Any) -> Any:
+def _with_tuples(value: object) -> object:
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
-def build_dataclass(kind: type[T], content: Mapping[str, Any]) -> T:
+def build_dataclass(kind: type[T], content: Mapping[str, object]) -> T:
     """Return the dataclass that a JSON object describes.
 
     Raises:
@@ -141,7 +141,7 @@ def build_dataclass(kind: type[T], content: Mapping[str, Any]) -> T:
     return kind(**values)
 
 
-def allowed_values(hint: Any) -> list[Any]:
+def allowed_values(hint: object) -> list[object]:
     """Return the literal values and plain types that a type allows, in order.
 
     Example:
@@ -154,7 +154,7 @@ def allowed_values(hint: Any) -> list[Any]:
     return list(typing.get_args(hint)) if origin is Literal else [hint]
 
 
-def describe_type(hint: Any) -> str:
+def describe_type(hint: object) -> str:
     """Return a type in words, for messages.
 
     Example:
@@ -164,7 +164,7 @@ def describe_type(hint: Any) -> str:
     return " or ".join(dict.fromkeys(map(_type_word, allowed_values(hint))))
 
 
-def type_message(value: Any, hint: Any) -> str:
+def type_message(value: object, hint: object) -> str:
     """Return the message that a value does not have a type, with the most similar literal value.
 
     Example:
@@ -175,7 +175,7 @@ def type_message(value: Any, hint: Any) -> str:
     return f"expected {describe_type(hint)}, but got {value!r}{near}"
 
 
-def did_you_mean(name: Any, names: Iterable[str]) -> str:
+def did_you_mean(name: object, names: Iterable[str]) -> str:
     """Return a question about the most similar name, for the end of a message; empty if none is.
 
     Example:
@@ -186,7 +186,7 @@ def did_you_mean(name: Any, names: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def either_of(values: Iterable[Any]) -> str:
+def either_of(values: Iterable[object]) -> str:
     """Return literal values as a list in words.
 
     Example:
@@ -197,7 +197,7 @@ def either_of(values: Iterable[Any]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _type_word(option: Any) -> str:
+def _type_word(option: object) -> str:
     if option is types.NoneType:
         return "None"
     if (origin := typing.get_origin(option)) is not None:

@@ -379,9 +379,11 @@ def set_limits(text: str) -> None:
 class _SetLimits(argparse.Action):
     """Apply ``--limits`` at once, for this process and the processes that it starts."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, *_: object
+    ) -> None:
         try:
-            set_limits(values)
+            set_limits(str(values))
         except ValueError as error:
             parser.error(f"--limits: {error}")
 
@@ -438,7 +440,7 @@ _OUT_OF_TIME = {-getattr(signal, name, 0) for name in ("SIGXCPU", "SIGKILL")} - 
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 
-def run_limited(code: str, request: Any, what: str) -> Any:
+def run_limited(code: str, request: object, what: str) -> Any:
     """Run an expression or a parser of strangers in a process with limited time and memory.
 
     Args:
@@ -506,7 +508,7 @@ def _is_harmless(character: str) -> bool:
 
 
 def print_text(
-    text: Any, *, file: TextIO | None = None, end: str = "\n", flush: bool = False
+    text: object, *, file: TextIO | None = None, end: str = "\n", flush: bool = False
 ) -> None:
     """Print a text that may contain names and values from files, as `escape_text` escapes it."""
     print(escape_text(str(text)), file=sys.stdout if file is None else file, end=end, flush=flush)

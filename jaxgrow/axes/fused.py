@@ -6,7 +6,7 @@ Both only move values, so the round trip is exact.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +114,7 @@ def join_fused(
         pieces = [node[name] for name in parts]
         if not isinstance(parts, Mapping):
             return rearrange(pieces, f"parts {plain} -> {layout}")
-        stack: Any = np if all(isinstance(x, np.ndarray) for x in pieces) else jnp
+        stack: ModuleType = np if all(isinstance(x, np.ndarray) for x in pieces) else jnp
         return rearrange(
             stack.concatenate(pieces, plain.split().index("parts")), f"{plain} -> {layout}"
         )

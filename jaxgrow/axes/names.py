@@ -79,7 +79,7 @@ ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "embedding", "bias", "scale"}
 
 
-def named_init(init: Initializer, *names: str, role: str = "") -> Callable[..., Any]:
+def named_init(init: Initializer, *names: str, role: str = "") -> Callable[..., Tree]:
     """Return an initializer whose parameter carries axis names.
 
     Args:
@@ -376,7 +376,7 @@ def is_names(x: Tree) -> TypeGuard[Names]:
     `optax.MaskedNode`.
     """
     named = hasattr(x, "_fields")
-    items: Any = x
+    items: Tree = x
     return (
         isinstance(x, tuple)
         and not named
@@ -409,7 +409,7 @@ def split_boxed(boxed: Tree) -> tuple[Params, Axes]:
     return nn.meta.unbox(boxed), axes
 
 
-def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Any, Names]]:
+def leaves(params: Params, axes: Axes) -> Iterator[tuple[str, Tree, Names]]:
     """Iterate over all leaves with their paths and axis names, after checking that the trees match.
 
     Args:
@@ -559,7 +559,7 @@ def unwrapped(paths: Iterable[str]) -> dict[str, str]:
         short |= {leaf: now.rpartition("/")[0] for leaf, now in found.items()}
 
 
-def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+def by_path(tree: Tree, is_leaf: Callable[[Tree], bool] | None = None) -> dict[str, Tree]:
     """Return the leaves of a tree by their paths, in the format of `path`.
 
     Args:
@@ -570,9 +570,8 @@ def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[st
       >>> by_path({"up": {"kernel": 1}})
       {'up/kernel': 1}
     """
-    leaves: Any = jax.tree_util.tree_leaves_with_path  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    found: list[tuple[KeyPath, Any]] = leaves(tree, is_leaf=is_leaf)
-    return {path(key_path): leaf for key_path, leaf in found}
+    leaves: Callable[..., list[tuple[KeyPath, Tree]]] = jax.tree_util.tree_leaves_with_path  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return {path(key_path): leaf for key_path, leaf in leaves(tree, is_leaf=is_leaf)}
 
 
 def state_owners(state: Tree, params: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Set
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from jaxgrow.axes.names import (
     KeyPath,
     Names,
     Params,
+    Tree,
     axis_of,
     by_path,
     first_of_leaves,
@@ -37,7 +38,7 @@ from jaxgrow.axes.names import (
 )
 
 # Names by the parts of the paths of their leaves: a dict of such dicts.
-Nested: TypeAlias = dict[str, Any]
+Nested: TypeAlias = dict[str, Tree]
 # Names of a tree that was not made for jaxgrow, where None stands for an axis without a name.
 MaybeNames: TypeAlias = tuple[str | None, ...]
 
@@ -73,7 +74,7 @@ def from_rules(params: Params, rules: Mapping[str, Names]) -> Axes:
     unused = dict.fromkeys(rules)
     short = unwrapped(by_path(params))
 
-    def leaf(key_path: KeyPath, x: Any) -> Names:
+    def leaf(key_path: KeyPath, x: Tree) -> Names:
         name = path(key_path)
         shape = np.shape(x)
         # The name of a wrapper may also be that of a module, such as ``value``.
@@ -116,7 +117,7 @@ def _fault(pattern: str, names: object, leaf: str, shape: tuple[int, ...]) -> st
     return ""
 
 
-def _are_strings(x: Any) -> TypeGuard[Names]:
+def _are_strings(x: Tree) -> TypeGuard[Names]:
     return _is_names(x) and None not in x
 
 
@@ -190,7 +191,7 @@ def infer_rules(params: Params, sizes: Mapping[str, int]) -> dict[str, Names]:
     )
 
 
-def _names_by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Any], Names]:
+def _names_by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPath, Tree], Names]:
     """Return a function that names the axes of a leaf by their sizes.
 
     Layers are stacked along the same dimension of every leaf, in most models the first one.
@@ -207,7 +208,7 @@ def _names_by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPat
             sure.add(shape.index(sizes[LAYERS]))
     dims = sure or set(range(max(map(len, shapes), default=0)))
 
-    def leaf(key_path: KeyPath, x: Any) -> Names:
+    def leaf(key_path: KeyPath, x: Tree) -> Names:
         fused = fused_axis(short[path(key_path)], np.shape(x)[:1])
 
         def name(dim: int, size: int) -> str:
@@ -307,9 +308,9 @@ def _suffix_tree(axes: Axes, known: Set[str]) -> Axes:
     return jax.tree_util.tree_map_with_path(leaf, axes, is_leaf=_is_names)
 
 
-def _is_names(x: Any) -> TypeGuard[MaybeNames]:
+def _is_names(x: Tree) -> TypeGuard[MaybeNames]:
     """Same as `is_names`, but axes may have None instead of a name."""
-    items: Any = x
+    items: Tree = x
     return isinstance(x, tuple) and all(n is None or isinstance(n, str) for n in items)
 
 

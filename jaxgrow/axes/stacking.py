@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, TypeAlias, TypeGuard
+from types import ModuleType
+from typing import TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ import numpy as np
 from jaxgrow.axes.names import LAYERS, KeyPath, Tree, by_path, is_names, path
 
 # The entries of a dict, or of a list by their indices.
-Entries: TypeAlias = dict[Any, Any]
+Entries: TypeAlias = dict[str | int, Tree]
 
 _NO_TUPLES = (
     ", which does not match tuples, because the state of optax.chain is a tuple. For a tuple of "
@@ -71,7 +72,7 @@ def stack_layers(tree: Tree, layers: str) -> Tree:
             wrong.extend(differ)
             return node
 
-        def leaf(key_path: KeyPath, _: object) -> Any:
+        def leaf(key_path: KeyPath, _: object) -> Tree:
             return _stack_parts([layer[path(key_path)] for layer in flat])
 
         whole = jax.tree_util.tree_map_with_path(leaf, entries[keys[0]], is_leaf=is_leaf)
@@ -148,7 +149,7 @@ def unstack_layers(tree: Tree, layers: str, number: int | None = None) -> Tree:
     return out
 
 
-def _differences(layers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _differences(layers: Mapping[str, Mapping[str, Tree]]) -> list[str]:
     """List the leaves of layers that differ from those of the first layer.
 
     Args:
@@ -184,14 +185,14 @@ def _numbers(
     return {n for n in firsts if n is not None}
 
 
-def _length(x: Any) -> int | None:
+def _length(x: Tree) -> int | None:
     """Return the size of the first axis of an array, or None for a scalar."""
     shape = np.shape(x)
     return shape[0] if shape else None
 
 
 def _other_lengths(
-    at: str, flat: Mapping[str, Any], counts: Mapping[str, int | None], count: int
+    at: str, flat: Mapping[str, Tree], counts: Mapping[str, int | None], count: int
 ) -> list[str]:
     """List the leaves of stacked layers that do not have ``count`` layers along the first axis."""
     expected = f"{count} layers" if count else "layers"
@@ -202,7 +203,7 @@ def _other_lengths(
     ]
 
 
-def _layer(i: int, x: Any) -> Any:
+def _layer(i: int, x: Tree) -> Tree:
     """Return layer ``i`` of a stacked leaf, or the axis names of one layer."""
     return x[1:] if is_names(x) else x[i]
 
@@ -244,11 +245,11 @@ def _entries_of(node: Tree) -> Entries:
     return dict(enumerate(node)) if _is_sequence(node) else {}
 
 
-def _is_mapping(node: Tree) -> TypeGuard[Mapping[Any, Any]]:
+def _is_mapping(node: Tree) -> TypeGuard[Mapping[str | int, Tree]]:
     return isinstance(node, Mapping)
 
 
-def _is_sequence(node: Tree) -> TypeGuard[Sequence[Any]]:
+def _is_sequence(node: Tree) -> TypeGuard[Sequence[Tree]]:
     named = hasattr(node, "_fields")
     return isinstance(node, list | tuple) and not named and not is_names(node)
 
@@ -258,7 +259,7 @@ def _rebuilt(node: Tree, entries: Entries) -> Tree:
     return type(node)(entries if isinstance(node, Mapping) else entries.values())
 
 
-def _numbered_entries(entries: Entries, name: str) -> dict[int, Any]:
+def _numbered_entries(entries: Entries, name: str) -> dict[int, str | int]:
     """Return the keys of the layers by their numbers, in order."""
     before, after = re.split(r"\{.*\}", name)
     found = {
@@ -271,7 +272,7 @@ def _numbered_entries(entries: Entries, name: str) -> dict[int, Any]:
     return dict(sorted(numbers.items()))
 
 
-def _stacked_key(entries: Entries, name: str) -> Any:
+def _stacked_key(entries: Entries, name: str) -> str | int:
     """Return the key of the stacked layers: the pattern itself, or 0 if the keys are numbers."""
     return 0 if any(isinstance(key, int) for key in entries) else name
 
@@ -280,7 +281,7 @@ def _has_stack(entries: Entries, name: str) -> bool:
     return name in entries or (name == "{}" and set(entries) == {0})
 
 
-def _what(x: Any) -> str:
+def _what(x: Tree) -> str:
     return (
         f"named {x}"
         if is_names(x)
@@ -288,10 +289,10 @@ def _what(x: Any) -> str:
     )
 
 
-def _stack_parts(parts: Sequence[Any]) -> Any:
+def _stack_parts(parts: Sequence[Tree]) -> Tree:
     if is_names(parts[0]):
         return (LAYERS, *parts[0])
-    xp: Any = np if all(isinstance(x, np.ndarray) for x in parts) else jnp
+    xp: ModuleType = np if all(isinstance(x, np.ndarray) for x in parts) else jnp
     return xp.stack(parts)
 
 
@@ -338,7 +339,7 @@ def at_nodes(
     return out
 
 
-def find_nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str, Any]:
+def find_nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str, Tree]:
     """Return the nodes that meet a condition by their paths, outermost first.
 
     Args:
@@ -347,7 +348,7 @@ def find_nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str
       fits: condition for the node.
     """
     is_leaf = _leaves_of(tree)
-    found: dict[str, Any] = {}
+    found: dict[str, Tree] = {}
 
     def is_node(key_path: KeyPath, node: Tree) -> bool:
         if not is_leaf(node) and (not where or _path_ends(path(key_path), where)) and fits(node):
@@ -403,7 +404,7 @@ def restructure(tree: Tree, like: Tree) -> Tree:
             "the parameters do not fit the structure of the larger model:\n  " + "\n  ".join(wrong)
         )
 
-    def leaf(key_path: KeyPath, _: object) -> Any:
+    def leaf(key_path: KeyPath, _: object) -> Tree:
         return given[path(key_path)]
 
     return jax.tree_util.tree_map_with_path(leaf, like)

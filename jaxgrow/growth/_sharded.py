@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import flax.struct as struct
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxgrow.axes.names import Tree
 from jaxgrow.growth import matrices
 from jaxgrow.growth.matrices import Matrix, SparseMap
 
@@ -47,8 +48,8 @@ class DimMap:
       weight: float ``[new, terms]``, one number for all terms, or None if all weights are one.
     """
 
-    index: Any  # Array | None
-    weight: Any  # Array | None
+    index: Tree  # Array | None
+    weight: Tree  # Array | None
 
     @property
     def terms(self) -> int:
@@ -63,7 +64,7 @@ class DimMap:
 DimMaps: TypeAlias = tuple[DimMap | None, ...]
 
 
-def dim_map(m: Matrix | None, dtype: Any) -> DimMap | None:
+def dim_map(m: Matrix | None, dtype: np.dtype) -> DimMap | None:
     """Convert a matrix to a `DimMap`, with weights of a wide ``dtype``."""
     if m is None:
         return None
@@ -106,7 +107,7 @@ class ShardLayout:
     def spec(self) -> P:
         return P(*(over or None for over in self.over))
 
-    def specs(self, maps: DimMaps) -> tuple[Any, ...]:
+    def specs(self, maps: DimMaps) -> tuple[DimMap | None, ...]:
         """Return the sharding of the maps: each device holds the rows for its part of the result."""
         return tuple(map(_map_specs, maps, self.over))
 
@@ -123,7 +124,7 @@ def _map_specs(m: DimMap | None, over: tuple[str, ...]) -> DimMap | None:
 
 
 def shard_layout(
-    terms: Sequence[DimMaps], shape: Sequence[int], new: Sequence[int], spec: P, dtype: Any
+    terms: Sequence[DimMaps], shape: Sequence[int], new: Sequence[int], spec: P, dtype: np.dtype
 ) -> ShardLayout:
     """Choose the pieces in which a device computes its part of the result.
 
@@ -225,7 +226,7 @@ def contract_sharded(terms: Sequence[DimMaps], x: jax.Array, lay: ShardLayout) -
 def _own_part(lay: ShardLayout, x: jax.Array, terms: Sequence[DimMaps]) -> jax.Array:
     """Compute the part of the result that belongs to this device."""
 
-    def piece(start: Any) -> jax.Array:
+    def piece(start: jax.Array | int) -> jax.Array:
         found = [_piece(lay, x, maps, start, wide=len(terms) > 1) for maps in terms]
         return sum(found[1:], found[0]).astype(x.dtype)
 
@@ -240,7 +241,9 @@ def _own_part(lay: ShardLayout, x: jax.Array, terms: Sequence[DimMaps]) -> jax.A
     return _fori_loop(0, lay.pieces, step, jnp.zeros(lay.new, x.dtype))
 
 
-def _piece(lay: ShardLayout, x: jax.Array, maps: DimMaps, start: Any, wide: bool) -> jax.Array:
+def _piece(
+    lay: ShardLayout, x: jax.Array, maps: DimMaps, start: jax.Array | int, wide: bool
+) -> jax.Array:
     """Compute ``lay.rows`` rows of the part of one term that belongs to this device."""
     dim = lay.dim
     m = maps[lay.dim]
@@ -278,7 +281,7 @@ def _contract_dim(
     others = tuple(d for d in range(x.ndim) if d != dim)
     each = m.weight is not None and m.weight.ndim == 2
 
-    def term(k: Any) -> jax.Array:
+    def term(k: jax.Array | int) -> jax.Array:
         rows = take(m.index[:, k]).astype(_wide_dtype(x.dtype))
         return rows * jnp.expand_dims(m.weight[:, k], others) if each else rows
 
@@ -290,7 +293,7 @@ def _contract_dim(
     return total if each or m.weight is None else total * m.weight
 
 
-def _wide_dtype(dtype: Any) -> Any:
+def _wide_dtype(dtype: np.dtype) -> np.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxgrow.sharding import whole_along
 
@@ -78,7 +79,7 @@ def is_traced(x: object) -> TypeGuard[jax.Array]:
     return isinstance(x, jax.core.Tracer)
 
 
-def can_scale(dtype: Any) -> bool:
+def can_scale(dtype: DTypeLike) -> bool:
     """Whether values of this dtype can be scaled and summed, with one rounding.
 
     Fractions of integers and truth values would be truncated, and JAX does not convert floats of

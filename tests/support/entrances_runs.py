@@ -414,6 +414,7 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/published.py::local_dataset": attacked("labels"),
     "train/extras/evaluation/published.py::_piqa": attacked("labels"),
     "train/scaling.py::read_savings": attacked("compare.json"),
+    "train/predict.py::predict_labels": ours("it writes the predictions that the user named"),
     "train/tokenizer.py::main": ours(NAMED),
 }
 

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxgrow._version import __version__
 from jaxgrow.checkpoints.io.files import (
@@ -33,7 +33,7 @@ from jaxgrow.untrusted import one_line, print_text
 
 if TYPE_CHECKING:
     # TensorStore takes a second to import, and most commands do not need it.
-    from jaxgrow.extras.integrations.orbax_run import OrbaxRun
+    from jaxgrow.extras.integrations.orbax_run import OrbaxRun, Policy
 
 # Files by which checkpoints of Orbax, of levanter and of EasyDeL are recognised.
 _MARKS = ("_METADATA", "manifest.ocdbt", "tensorstore_index.json")
@@ -154,7 +154,7 @@ def run_as_text(folder: Path, about: Json) -> str:
 def grow_folder(
     run: "OrbaxRun",
     growth: Growth,
-    policy: Any,
+    policy: "Policy",
     dst: Path,
     record: Json,
     *,

@@ -6,17 +6,17 @@ programs, the user writes a file of names (`from_file`).
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxgrow.axes.names import LAYERS, Names, axis_of
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
+from jaxgrow.typed import Json
 
 #: The power of the gradient in the moments of an optimizer, by the field of its state; 0 for a copy
 #: of the parameters, which `optax.contrib.schedule_free` calls ``z``, or for their average.
@@ -197,12 +197,12 @@ class Format:
     scanned: str = ""
     renewed: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    traits: Mapping[str, Any] = field(default_factory=lambda: {"norm": "rms"})
+    traits: Mapping[str, object] = field(default_factory=lambda: {"norm": "rms"})
     other: Mapping[str, Names | FormatRow] = field(default_factory=dict)
     states: Mapping[str, FormatRow] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
 
-    def prefix(self, paths: Mapping[str, Any]) -> str | None:
+    def prefix(self, paths: Iterable[str]) -> str | None:
         """The path of the parameters among these paths; None if the format does not fit."""
         found = {plain(path) for path in paths}
         ends = [path.removesuffix(self.marks[0]) for path in found if path.endswith(self.marks[0])]
@@ -592,12 +592,12 @@ FORMATS = {
 }
 
 
-def recognised(paths: Mapping[str, Any]) -> Format | None:
+def recognised(paths: Iterable[str]) -> Format | None:
     """The format of a checkpoint with these paths, if one fits."""
     return next((known for known in FORMATS.values() if known.prefix(paths) is not None), None)
 
 
-def _row(names: Any) -> FormatRow:
+def _row(names: Json | list[str]) -> FormatRow:
     about = names if isinstance(names, dict) else {"names": names}
     return FormatRow(**{**about, "names": tuple(map(str, about["names"]))})
 

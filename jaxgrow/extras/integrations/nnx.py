@@ -10,13 +10,13 @@ axis names to it.
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxgrow.axes.names import Axes, Params
+from jaxgrow.axes.names import Axes, Params, Tree
 from jaxgrow.axes.stacking import restructure, stack_layers, unstack_layers
 from jaxgrow.growth import apply, moments
 from jaxgrow.growth.maps import Growth
@@ -79,7 +79,7 @@ def build(make: Callable[[], M], params: Params) -> M:
 
 
 @partial(jax.jit, static_argnums=0)
-def _others(make: Callable[[], nnx.Module]) -> Any:
+def _others(make: Callable[[], nnx.Module]) -> Tree:
     """The variables of a new model that are not parameters.
 
     The function is compiled once per constructor, and XLA removes the initialisation of the

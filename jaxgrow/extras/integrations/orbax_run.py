@@ -5,11 +5,11 @@ count as one leaf.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -257,7 +257,7 @@ class OrbaxRun:
         return {key: known[name] for name, key in settings.items() if name in known}
 
     @property
-    def traits(self) -> dict[str, Any]:
+    def traits(self) -> dict[str, object]:
         """Properties of the model, as in `jaxgrow.models.Config.traits`."""
         post = any(has_mark(names, POST) for names in self.axes.values())
         return {**self.format.traits, "post_norm": post}
@@ -395,7 +395,9 @@ def _of_count(path: str, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
     return np.zeros_like if restarts else lambda x: x
 
 
-def _of_state(terms: Any, place: Place, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
+def _of_state(
+    terms: Sequence[Term], place: Place, policy: Policy
+) -> Callable[[np.ndarray], np.ndarray]:
     names = place.names
 
     def change(x: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ import numpy as np
 import tensorstore as ts
 
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath, checked_path, checked_tree, copy_tree, file_limits
 
 _METADATA = "_METADATA"
@@ -192,24 +193,24 @@ def _item(folder: Path) -> Path:
     )
 
 
-def _is_array(entry: Mapping[str, Any]) -> bool:
+def _is_array(entry: Json) -> bool:
     return (
         not entry["value_metadata"]["skip_deserialize"]
         and entry["value_metadata"]["value_type"] != "string"
     )
 
 
-def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> dict[str, Any]:
+def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> Json:
     place = checked_path(item, name, deep=True, new=True)
     store = {**_ocdbt(item), "path": f"{name}/"} if ocdbt else _files(place.path)
     return {"driver": "zarr3" if zarr3 else "zarr", "kvstore": store}
 
 
-def _ocdbt(folder: Path) -> dict[str, Any]:
+def _ocdbt(folder: Path) -> Json:
     return {"driver": "ocdbt", "base": _files(folder)}
 
 
-def _files(folder: Path) -> dict[str, Any]:
+def _files(folder: Path) -> Json:
     # In a URL, some characters of a path would have another meaning, such as "%" and "#".
     return {"driver": "file", "path": f"{folder.resolve()}/"}
 
@@ -310,7 +311,7 @@ class Writer:
 
     def _describe_arrays(self, places: Mapping[str, str], shapes: Shapes) -> None:
         """Write the two files that list arrays by name, if the source has them."""
-        arrays: dict[str, Any] = {}
+        arrays: Json = {}
         for file in sorted(self._source.item.glob(f"{_ARRAYS}/process_*")):
             about = self._source.file(f"{_ARRAYS}/{file.name}")
             found = read_json(about, LARGEST)["array_metadatas"]
@@ -470,12 +471,12 @@ def _key(path: str) -> str:
     return base64.b64encode(path.replace("/", ".").encode()).decode()
 
 
-def database(folder: Path, context: ts.Context | None = None) -> Any:
+def database(folder: Path, context: ts.Context | None = None) -> ts.KvStore:
     """The key-value store of the arrays in a folder."""
     return ts.KvStore.open(_ocdbt(folder), context=context).result()
 
 
-def _path(entry: Mapping[str, Any]) -> str:
+def _path(entry: Json) -> str:
     return "/".join(str(key["key"]) for key in entry["key_metadata"])
 
 
@@ -492,9 +493,7 @@ def _chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
-def _resized(
-    metadata: dict[str, Any], shape: tuple[int, ...], chunk: tuple[int, ...]
-) -> dict[str, Any]:
+def _resized(metadata: Json, shape: tuple[int, ...], chunk: tuple[int, ...]) -> Json:
     """The metadata of a zarr array with another shape."""
     if "chunk_grid" not in metadata:
         return {**metadata, "shape": list(shape), "chunks": list(chunk)}
@@ -503,7 +502,7 @@ def _resized(
     return {**metadata, "shape": list(shape), "chunk_grid": grid, "codecs": codecs}
 
 
-def _codec(codec: dict[str, Any], chunk: tuple[int, ...]) -> dict[str, Any]:
+def _codec(codec: Json, chunk: tuple[int, ...]) -> Json:
     """Adapt a codec to the new chunk shape.
 
     Orbax stores the chunks of a shard in a ``sharding_indexed`` codec. In the new array, each shard

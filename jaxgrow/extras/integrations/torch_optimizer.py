@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, not_co
 from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.source import Grown, Leaf, Source
 from jaxgrow.extras.integrations import torch_reader
-from jaxgrow.extras.integrations.torch_reader import imported
+from jaxgrow.extras.integrations.torch_reader import Torch, imported
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
 from jaxgrow.untrusted import checked_tree, chosen_file, copy_tree, narrow_permissions, one_line
@@ -58,8 +58,8 @@ class OptimizerState:
       scalars: ``{parameter: {kind: value}}`` for values without axes, such as ``step``.
     """
 
-    arrays: dict[str, dict[str, Any]]
-    scalars: dict[str, dict[str, Any]]
+    arrays: dict[str, dict[str, Torch]]
+    scalars: dict[str, dict[str, Torch]]
 
 
 def grow_state(
@@ -109,7 +109,7 @@ def grow_state(
     return OptimizerState(arrays, {name: dict(state.scalars.get(name, count)) for name in have})
 
 
-def _check_numbers(kind: str, of: Mapping[str, Any]) -> None:
+def _check_numbers(kind: str, of: Mapping[str, Torch]) -> None:
     """Check that each array of one kind of state has dense real numbers.
 
     Raises:
@@ -128,7 +128,7 @@ def _check_numbers(kind: str, of: Mapping[str, Any]) -> None:
         )
 
 
-def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
+def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Torch]) -> None:
     """Check that each array of one kind of state has the shape of its parameter.
 
     Raises:
@@ -159,7 +159,7 @@ def _check_shapes(model: HuggingFace, kind: str, of: Mapping[str, Any]) -> None:
 def _grow_kind(
     model: HuggingFace,
     grown: HuggingFace,
-    of: Mapping[str, Any],
+    of: Mapping[str, Torch],
     growth: Growth,
     policy: Policy,
     power: int,
@@ -180,13 +180,13 @@ def _grow_kind(
 class _StateOf(HuggingFace):
     """Optimizer state of one kind, read like the parameters of the model. Missing arrays are zero."""
 
-    def __init__(self, model: HuggingFace, of: Mapping[str, Any], power: int, root: bool):
+    def __init__(self, model: HuggingFace, of: Mapping[str, Torch], power: int, root: bool):
         self.__dict__.update(model.__dict__)
         self.names = {path: _gradient_layout(stored, power) for path, stored in model.names.items()}
         self.leaves = {
             path: Leaf(x.names, x.shape, np.dtype(np.float32)) for path, x in model.leaves.items()
         }
-        arrays: Any = {
+        arrays: Torch = {
             name: _StateArray(name, tensor.shape, of.get(name), root)
             for name, tensor in model.tensors.items()
         }
@@ -210,7 +210,7 @@ class _StateArray:
 
     name: str
     shape: tuple[int, ...]
-    content: Any
+    content: Torch
     root: bool
 
     def read(self) -> np.ndarray:
@@ -263,7 +263,7 @@ def _gradient_family(family: Family, power: int) -> Family:
 # --- optimizer.pt ---
 
 
-def read_optimizer(file: Path, model: HuggingFace) -> tuple[OptimizerState, dict[str, Any]]:
+def read_optimizer(file: Path, model: HuggingFace) -> tuple[OptimizerState, dict[str, Torch]]:
     """Read an ``optimizer.pt``, which stores the state by the number of each parameter.
 
     Args:
@@ -298,7 +298,7 @@ def read_optimizer(file: Path, model: HuggingFace) -> tuple[OptimizerState, dict
         return _state_by_number(file, model, content), content
 
 
-def _state_by_number(file: Path, model: HuggingFace, content: dict[str, Any]) -> OptimizerState:
+def _state_by_number(file: Path, model: HuggingFace, content: dict[str, Torch]) -> OptimizerState:
     """The state in the content of an ``optimizer.pt``, by the names of the tensors of the model."""
     names = parameter_groups(model, len(content["param_groups"]))
     sizes = [len(group["params"]) for group in content["param_groups"]]
@@ -320,7 +320,7 @@ def _state_by_number(file: Path, model: HuggingFace, content: dict[str, Any]) ->
 
 
 def write_optimizer(
-    file: Path, grown: HuggingFace, state: OptimizerState, like: Mapping[str, Any]
+    file: Path, grown: HuggingFace, state: OptimizerState, like: Mapping[str, Torch]
 ) -> None:
     """Write an ``optimizer.pt`` with the settings of an older one.
 
@@ -377,9 +377,9 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     return [with_decay, without_decay]
 
 
-def _state_by_kind(entries: Mapping[str, Mapping[str, Any]]) -> OptimizerState:
-    arrays: dict[str, dict[str, Any]] = {}
-    scalars: dict[str, dict[str, Any]] = {}
+def _state_by_kind(entries: Mapping[str, Mapping[str, Torch]]) -> OptimizerState:
+    arrays: dict[str, dict[str, Torch]] = {}
+    scalars: dict[str, dict[str, Torch]] = {}
     for name, entry in entries.items():
         for kind, x in entry.items():
             if getattr(x, "ndim", 0):
@@ -394,7 +394,7 @@ def _state_by_kind(entries: Mapping[str, Mapping[str, Any]]) -> OptimizerState:
     return OptimizerState(arrays, scalars)
 
 
-def _is_scalar(x: Any) -> bool:
+def _is_scalar(x: Torch) -> bool:
     """Whether a value is a finite number, or the bytes of an entry that is copied unread."""
     if isinstance(x, io.BytesIO | bool) or x is None:
         return True
@@ -407,7 +407,7 @@ def _is_scalar(x: Any) -> bool:
 # --- torch.distributed.checkpoint ---
 
 
-def read_distributed(folder: Path, model: HuggingFace) -> tuple[OptimizerState, dict[str, Any]]:
+def read_distributed(folder: Path, model: HuggingFace) -> tuple[OptimizerState, dict[str, Torch]]:
     """Read a folder of ``torch.distributed.checkpoint`` in one process.
 
     Any number of processes may have written it.
@@ -432,7 +432,7 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[OptimizerState, 
         for key, about in described.items()
     }
     torch_reader.load_entries(reader, content)
-    entries: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Torch]] = {}
     for key, (name, kind) in state_keys(content, model).items():
         entries.setdefault(name, {})[kind] = content[key]
     if not entries:
@@ -444,7 +444,7 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[OptimizerState, 
 
 
 def write_distributed(
-    folder: Path, model: HuggingFace, state: OptimizerState, like: Mapping[str, Any]
+    folder: Path, model: HuggingFace, state: OptimizerState, like: Mapping[str, Torch]
 ) -> None:
     """Write a folder of ``torch.distributed.checkpoint`` with the other entries of an older one.
 
@@ -473,7 +473,7 @@ def state_keys(keys: Iterable[str], model: HuggingFace) -> dict[str, tuple[str, 
     return found
 
 
-def _entries_like(of: Mapping[str, tuple[str, str]], state: OptimizerState) -> dict[str, Any]:
+def _entries_like(of: Mapping[str, tuple[str, str]], state: OptimizerState) -> dict[str, Torch]:
     """The values of a state by keys with the prefix of the keys ``of`` (`state_keys`)."""
     key, (name, kind) = next(iter(of.items()))
     prefix = key.removesuffix(f"{name}.{kind}")

@@ -12,7 +12,7 @@ import math
 import pickle
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed
 from jaxgrow.untrusted import (
@@ -23,6 +23,9 @@ from jaxgrow.untrusted import (
     one_line,
     run_limited,
 )
+
+# An object of PyTorch, which may not be installed.
+Torch: TypeAlias = Any
 
 METADATA = ".metadata"
 # The classes and functions in the metadata of all versions of PyTorch that this project supports.
@@ -83,7 +86,7 @@ print("null")
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Torch:
         torch = imported("torch")
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
@@ -95,7 +98,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def imported(name: str) -> Any:
+def imported(name: str) -> Torch:
     """Import a module of PyTorch or transformers.
 
     Raises:
@@ -110,7 +113,7 @@ def imported(name: str) -> Any:
         ) from error
 
 
-def open_reader(folder: Path, home: Path | None = None) -> tuple[Any, dict[str, Any]]:
+def open_reader(folder: Path, home: Path | None = None) -> tuple[Torch, dict[str, Torch]]:
     """Open a folder of ``torch.distributed.checkpoint``.
 
     Args:
@@ -142,7 +145,7 @@ def open_reader(folder: Path, home: Path | None = None) -> tuple[Any, dict[str, 
     return reader, entries
 
 
-def read_metadata(folder: Path) -> Any:
+def read_metadata(folder: Path) -> Torch:
     """Load the metadata of a folder."""
     file = inside(folder, METADATA)
     file_limits().check(str(file), bytes=file.path.stat().st_size)
@@ -160,12 +163,12 @@ def check_pickle(file: CheckedPath) -> None:
     run_limited(_TRIAL, str(file.path), str(file))
 
 
-def is_tensor(about: Any) -> bool:
+def is_tensor(about: object) -> bool:
     """Whether the description of an entry is that of a tensor."""
     return hasattr(about, "size")
 
 
-def load_entries(reader: Any, entries: dict[str, Any]) -> None:
+def load_entries(reader: Torch, entries: dict[str, Torch]) -> None:
     """Read entries of a folder in place: tensors, and the bytes of all others as `io.BytesIO`."""
     checkpoint = imported("torch.distributed.checkpoint")
     planner = _classes()["load"]()
@@ -177,7 +180,7 @@ def load_entries(reader: Any, entries: dict[str, Any]) -> None:
         raise CheckpointError(f"{reader.path} cannot be read: {listed(causes)}") from error
 
 
-def save_entries(entries: dict[str, Any], folder: Path) -> None:
+def save_entries(entries: dict[str, Torch], folder: Path) -> None:
     """Write entries to a new folder. An `io.BytesIO` of `load_entries` is written unchanged."""
     checkpoint = imported("torch.distributed.checkpoint")
     target = checkpoint.FileSystemWriter(folder)
@@ -185,25 +188,25 @@ def save_entries(entries: dict[str, Any], folder: Path) -> None:
 
 
 @lru_cache
-def _classes() -> dict[str, Any]:
+def _classes() -> dict[str, Torch]:
     """The classes that extend PyTorch's, which is imported only when it is needed."""
     checkpoint = imported("torch.distributed.checkpoint")
 
     class Reader(checkpoint.FileSystemReader):
-        checked: Any = None
+        checked: Torch = None
 
-        def read_metadata(self, *arguments: Any, **more: Any) -> Any:
+        def read_metadata(self, *arguments: object, **more: object) -> Torch:
             return self.checked
 
     class RawLoad(checkpoint.DefaultLoadPlanner):
         def __init__(self) -> None:
             super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
-        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        def load_bytes(self, read_item: Torch, value: io.BytesIO) -> None:
             self.state_dict[read_item.dest_index.fqn] = value
 
     class RawSave(checkpoint.DefaultSavePlanner):
-        def transform_object(self, write_item: Any, object: Any) -> Any:
+        def transform_object(self, write_item: Torch, object: object) -> Torch:
             if isinstance(object, io.BytesIO):
                 return io.BytesIO(object.getvalue())
             return super().transform_object(write_item, object)

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.extras.integrations import torch_reader
 from jaxgrow.extras.integrations.orbax_tree import Array
-from jaxgrow.extras.integrations.torch_reader import METADATA, imported, is_tensor
+from jaxgrow.extras.integrations.torch_reader import METADATA, Torch, imported, is_tensor
 
 _STATE = re.compile(r"^optimizer\.state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
 _MODEL = "model/"
@@ -68,9 +67,9 @@ class TorchTree:
             return tensor.view(self._torch.uint16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
-    def read_objects(self) -> dict[str, Any]:
+    def read_objects(self) -> dict[str, Torch]:
         """Read the bytes of the entries that are not tensors, by name."""
-        content: dict[str, Any] = dict.fromkeys(self.objects)
+        content: dict[str, Torch] = dict.fromkeys(self.objects)
         torch_reader.load_entries(self._reader, content)
         return content
 
@@ -127,7 +126,7 @@ class TorchWriter:
             self._save(objects)
         self._merge()
 
-    def _save(self, content: dict[str, Any]) -> None:
+    def _save(self, content: dict[str, Torch]) -> None:
         part = f"part_{len(self._parts)}"
         torch_reader.save_entries(content, self._item / part)
         self._parts.append(part)
@@ -135,7 +134,7 @@ class TorchWriter:
     def _merge(self) -> None:
         every = [(part, torch_reader.read_metadata(self._item / part)) for part in self._parts]
         merged = every[0][1]
-        places: dict[Any, Any] = {}
+        places: dict[Torch, Torch] = {}
         for part, about in every:
             for index, where in about.storage_data.items():
                 places[index] = replace(where, relative_path=f"{part}/{where.relative_path}")
@@ -182,7 +181,7 @@ def _path(name: str) -> str:
     return f"{_OPTIMIZER}{kind}/{found['parameter'].replace('.', '/')}"
 
 
-def _dtype(dtype: Any) -> np.dtype:
+def _dtype(dtype: object) -> np.dtype:
     name = str(dtype).removeprefix("torch.")
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
