@@ -43,7 +43,7 @@ plt.rcParams.update(
 
 
 def _matrix(ax, matrix, title: str, most: float = 1):
-    image = plot.image(ax, matrix, most)
+    image = plot.draw_matrix(ax, matrix, most)
     ax.set_title(title, fontsize=9)
     ax.set_aspect("equal")
     ax.set_xticks([])
@@ -145,7 +145,7 @@ def grown() -> plt.Figure:
     )
     params, axes = jax.eval_shape(config.init, jax.random.key(0)), config.axes()
     growth = operators.net2net(sizes(params, axes), {"embed": 1024, "heads": 16, "mlp": 4096}, 0)
-    return plot.growth(growth, params, axes)
+    return plot.plot_growth(growth, params, axes)
 
 
 # The folders of the core, from the top down, and what each of them does; then the extras.

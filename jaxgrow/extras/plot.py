@@ -4,7 +4,8 @@ A matrix has the shape ``[new, old]``: row i contains the weights of the old uni
 i. In large matrices, each cell stands for a square of units, so a growth of real sizes is as
 readable, and as fast to draw, as a small example::
 
-    plot.growth(operators.lemon(sizes(params, axes), {"embed": 1024}), params, axes).savefig("lemon.png")
+    plot.plot_growth(operators.lemon(sizes(params, axes), {"embed": 1024}), params,
+    axes).savefig("lemon.png")
 """
 
 import textwrap
@@ -56,7 +57,7 @@ class Panel(NamedTuple):
     axes: tuple[str, ...]
 
 
-def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
+def plot_growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
     """Plot the matrices that `jaxgrow.grow` would apply with the same arguments.
 
     Args:
@@ -75,11 +76,11 @@ def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
     Example:
       >>> from jaxgrow.growth.maps import tile
       >>> params, axes = {"up": np.ones((2, 3))}, {"up": ("embed.in", "mlp")}
-      >>> drawn = growth({"mlp": tile(3, times=2)}, params, axes)
+      >>> drawn = plot_growth({"mlp": tile(3, times=2)}, params, axes)
       >>> [place.get_title() for place in drawn.axes if place.get_title()], drawn.get_supxlabel()
       (['mlp 3 → 6\\nwrite'], 'unchanged: embed 2')
     """
-    drawn = panels(growth, params, axes)
+    drawn = growth_panels(growth, params, axes)
     if not drawn:
         raise ValueError("nothing to draw: the growth does not change any axis of the model")
     rules = growth.rules if isinstance(growth, Rules) else ()
@@ -94,10 +95,10 @@ def growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
     lines: list[str] = []
     for note in notes:
         lines += textwrap.wrap(note, _LINE, subsequent_indent="    ")
-    return figure(drawn, lines)
+    return panel_figure(drawn, lines)
 
 
-def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
+def growth_panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
     """List the matrices that parameters are contracted with, without identities and duplicates.
 
     Args:
@@ -117,7 +118,7 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
       >>> from jaxgrow.growth.maps import tile
       >>> params = {"up": np.ones((2, 3)), "down": np.ones((3, 2))}
       >>> axes = {"up": ("embed.in", "mlp"), "down": ("mlp.in", "embed")}
-      >>> [panel.title for panel in panels({"mlp": tile(3, times=2)}, params, axes)]
+      >>> [panel.title for panel in growth_panels({"mlp": tile(3, times=2)}, params, axes)]
       ['mlp 3 → 6\\nwrite', 'mlp 3 → 6\\nread']
     """
     check(growth, params, axes)
@@ -126,18 +127,18 @@ def panels(growth: Growth, params: Params, axes: Axes) -> list[Panel]:
         for i, term in enumerate(terms(growth, leaf, names), 1):
             for m, begin, end in parts(term, names):
                 if m is not None and not is_identity(matrix := m.of(names[begin])):
-                    used = _used(
+                    used = _find_used(
                         found, tuple(axis_of(name) for name in names[begin:end]), m, matrix
                     )
                     used.roles.add("read" if reads_axis(names[begin]) else "write")
-                    used.rules.setdefault(_rule(growth, leaf, names), set()).add(i)
+                    used.rules.setdefault(_rule_number(growth, leaf, names), set()).add(i)
     return [
         used.panel(growth)
         for used in sorted(found, key=lambda used: (used.along, "write" not in used.roles))
     ]
 
 
-def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
+def panel_figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
     """Plot matrices side by side with one colour scale.
 
     Args:
@@ -162,11 +163,13 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
     size = (1 + 1.9 * columns, rows * (1.9 + 0.14 * tall) + 0.14 * len(notes))
     fig = Figure(size, dpi=200, layout="constrained")
     places = [fig.add_subplot(rows, columns, i) for i in range(1, len(panels) + 1)]
-    most = max(float(np.abs(cells(panel.matrix)).max()) for panel in panels) or 1.0
-    drawn = [image(place, panel.matrix, most) for place, panel in zip(places, panels, strict=True)]
+    most = max(float(np.abs(matrix_cells(panel.matrix)).max()) for panel in panels) or 1.0
+    drawn = [
+        draw_matrix(place, panel.matrix, most) for place, panel in zip(places, panels, strict=True)
+    ]
     for place, panel in zip(places, panels, strict=True):
-        unit = _unit(panel.axes)
-        each = _each(panel.matrix)
+        unit = _unit_label(panel.axes)
+        each = _units_per_cell(panel.matrix)
         place.set_title(panel.title, fontsize=_SMALL)
         place.set_xlabel(
             f"old {unit}" + (f", {each} per cell" if each > 1 else ""), fontsize=_SMALL
@@ -189,7 +192,7 @@ def figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure":
     return fig
 
 
-def image(place: Any, matrix: Matrix, most: float) -> Any:
+def draw_matrix(place: Any, matrix: Matrix, most: float) -> Any:
     """Draw a matrix into a panel; units are counted from 0.
 
     The colour depends on the square root of a weight, so that small weights are visible.
@@ -205,8 +208,8 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
     from matplotlib.colors import FuncNorm
     from matplotlib.ticker import MaxNLocator
 
-    drawn = cells(matrix)
-    each = _each(matrix)
+    drawn = matrix_cells(matrix)
+    each = _units_per_cell(matrix)
     (new, old) = matrix.shape
     root = FuncNorm(
         (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * x**2), -most, most
@@ -223,7 +226,7 @@ def image(place: Any, matrix: Matrix, most: float) -> Any:
     return colours
 
 
-def cells(matrix: Matrix) -> np.ndarray:
+def matrix_cells(matrix: Matrix) -> np.ndarray:
     """Reduce a matrix to the cells that are drawn.
 
     Up to `CELLS` units, a cell is one entry. In larger matrices, a cell is the entry with the
@@ -238,10 +241,10 @@ def cells(matrix: Matrix) -> np.ndarray:
 
     Example:
       >>> from jaxgrow.growth.maps import identity
-      >>> cells(identity(50257).write).shape
+      >>> matrix_cells(identity(50257).write).shape
       (128, 128)
     """
-    each = _each(matrix)
+    each = _units_per_cell(matrix)
     (new, old) = matrix.shape
     if isinstance(matrix, SparseMap):
         m = sparse(matrix)
@@ -282,31 +285,31 @@ class _Used(NamedTuple):
         return Panel("\n".join(lines), self.matrix, self.along)
 
 
-def _rule(growth: Growth, leaf: str, names: Names) -> int:
+def _rule_number(growth: Growth, leaf: str, names: Names) -> int:
     """The number of the rule that applies to a parameter, from 1; 0 without rules."""
     rules = growth.rules if isinstance(growth, Rules) else ()
     return next((i for i, rule in enumerate(rules, 1) if rule.matches(leaf, names)), 0)
 
 
-def _used(found: list[_Used], along: tuple[str, ...], m: AxisMap, matrix: Matrix) -> _Used:
+def _find_used(found: list[_Used], along: tuple[str, ...], m: AxisMap, matrix: Matrix) -> _Used:
     """The entry of ``found`` with this matrix; a new entry is appended if there is none."""
     same = [used for used in found if used.along == along]
     # Most parameters share the same matrix object. Contents are compared only if they do not.
     for used in [u for u in same if u.matrix is matrix] or [
-        u for u in same if _equal(u.matrix, matrix)
+        u for u in same if _equal_matrices(u.matrix, matrix)
     ]:
         return used
     found.append(_Used(along, matrix, m.shapes, set(), {}))
     return found[-1]
 
 
-def _equal(a: Matrix, b: Matrix) -> bool:
+def _equal_matrices(a: Matrix, b: Matrix) -> bool:
     both = [sparse(m) if isinstance(m, SparseMap) else m for m in (a, b)]
     x, y = (jax.tree.leaves(m) for m in both)
     return len(x) == len(y) and all(map(np.array_equal, x, y))
 
 
-def _each(matrix: Matrix) -> int:
+def _units_per_cell(matrix: Matrix) -> int:
     """The number of units per cell.
 
     It is the same for rows and columns, so that an identity is drawn as a straight line.
@@ -314,7 +317,7 @@ def _each(matrix: Matrix) -> int:
     return -(-max(matrix.shape) // CELLS)
 
 
-def _unit(axes: tuple[str, ...]) -> str:
+def _unit_label(axes: tuple[str, ...]) -> str:
     """The label of the rows and columns of a matrix over these axes."""
     first, *others = axes
     own = {"heads": "head", "kv_heads": "head", "experts": "expert"}

@@ -45,13 +45,13 @@ def compose(second: Growth, first: Growth) -> Growth:
       {'mlp': 16, 'layers': 3}
     """
     if not isinstance(first, Rules) and not isinstance(second, Rules):
-        product = _product(by_axes(second), by_axes(first))
+        product = _composed_term(by_axes(second), by_axes(first))
         return (
             product
             if any(len(key) > 1 for key in product)
             else {key: m for (key,), m in product.items()}
         )
-    resized = _resized(second), _resized(first)
+    resized = _composed_sizes(second), _composed_sizes(first)
     rules: list[Rule] = []
     for a, b in itertools.product(_exhaustive(first), _exhaustive(second)):
         if not _exclude(a.conditions, b.conditions):
@@ -76,8 +76,10 @@ def _exhaustive(growth: Growth) -> list[Rule]:
         if len(rule.terms) == 1 or any(set(key) <= has for key in keys):
             found.append(rule)
         else:
-            found += [_rule(rule.terms, [*rule.conditions, Rule((), axes=key)]) for key in keys]
-            found.append(_rule(({},), rule.conditions))
+            found += [
+                _merged_rule(rule.terms, [*rule.conditions, Rule((), axes=key)]) for key in keys
+            ]
+            found.append(_merged_rule(({},), rule.conditions))
         if not found[-1].conditions:  # a catch-all rule: later rules match no leaf
             return found
     return [*found, Rule(({},))]
@@ -96,15 +98,15 @@ def _both(second: Rule, first: Rule, resized: tuple[Keys, Keys]) -> Rule:
     terms: list[Term] = []
     for a, b in itertools.product(map(by_axes, first.terms), map(by_axes, second.terms)):
         without = (resized[0] - b.keys()) | (resized[1] - a.keys())
-        terms.append(_product(_omit(b, without), _omit(a, without)))
-    return _rule(terms, [*first.conditions, *second.conditions])
+        terms.append(_composed_term(_omit(b, without), _omit(a, without)))
+    return _merged_rule(terms, [*first.conditions, *second.conditions])
 
 
 def _omit(term: Term, keys: Keys) -> Term:
     return {key: m for key, m in term.items() if key not in keys}
 
 
-def _resized(growth: Growth) -> Keys:
+def _composed_sizes(growth: Growth) -> Keys:
     """Return the axes of all maps that change a size."""
     resized: Keys = set()
     for term in all_terms(growth):
@@ -112,7 +114,7 @@ def _resized(growth: Growth) -> Keys:
     return resized
 
 
-def _rule(terms: Iterable[Maps], conditions: Iterable[Rule]) -> Rule:
+def _merged_rule(terms: Iterable[Maps], conditions: Iterable[Rule]) -> Rule:
     main, *also = dict.fromkeys(conditions) or [Rule(())]
     return Rule(tuple(terms), main.path, main.axes, main.roles, tuple(also))
 
@@ -137,7 +139,7 @@ def _exclude(one: Sequence[Rule], other: Sequence[Rule]) -> bool:
     return False
 
 
-def _product(second: Term, first: Term) -> dict[tuple[str, ...], AxisMap]:
+def _composed_term(second: Term, first: Term) -> dict[tuple[str, ...], AxisMap]:
     out = {**first, **second}
     for key in out:
         for other in out:

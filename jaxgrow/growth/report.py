@@ -46,7 +46,7 @@ class Preservation:
         )
 
 
-def rms(x: jax.Array, y: jax.Array) -> jax.Array:
+def output_rms(x: jax.Array, y: jax.Array) -> jax.Array:
     """Return the root mean square of the output of a layer, as an ``observe`` function for models.
 
     Args:
@@ -57,13 +57,13 @@ def rms(x: jax.Array, y: jax.Array) -> jax.Array:
       A scalar, in float32.
 
     Example:
-      >>> float(rms(jnp.zeros(2), jnp.array([1.0, 7.0])))
+      >>> float(output_rms(jnp.zeros(2), jnp.array([1.0, 7.0])))
       5.0
     """
     return jnp.sqrt(jnp.square(y.astype(jnp.float32)).mean())
 
 
-def preservation(
+def measure_preservation(
     first: Observed,
     second: Observed,
     tokens: jax.Array,
@@ -86,7 +86,7 @@ def preservation(
       ValueError: the logits have different shapes, or some are NaN or infinite.
 
     Example:
-      >>> found = preservation(*[lambda t: (jnp.eye(3)[t], jnp.ones(2))] * 2, tokens=jnp.array([0, 2]))
+      >>> found = measure_preservation(*[lambda t: (jnp.eye(3)[t], jnp.ones(2))] * 2, tokens=jnp.array([0, 2]))
       >>> found.max_abs, found.kl
       (0.0, 0.0)
     """

@@ -35,7 +35,7 @@ MEMORY = 500_000  # kB that all mutations together may add to the peak
 def quick(monkeypatch):
     """Skip fsync and the computation of models, which take time and are not tested here."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(jaxgrow.growth.report, "preservation", lambda *given: "the same")
+    monkeypatch.setattr(jaxgrow.growth.report, "measure_preservation", lambda *given: "the same")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
 from jaxgrow.extras.integrations import command, orbax_run
-from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, FormatRow, solved
+from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, FormatRow, solve_sizes
 from jaxgrow.extras.integrations.trees import open_tree
 
 E, L, H, K, D, M, V = 8, 2, 4, 2, 3, 10, 7
@@ -63,13 +63,13 @@ def test_the_moments_of_a_scaled_array_are_scaled_inversely():
 
 def test_sizes_follow_from_flattened_axes_or_are_asked_for():
     layouts = {"q": FormatRow(("heads", "head_dim", "embed.in"), "(heads head_dim) embed")}
-    assert solved(layouts, {"q": (12, 8)}, {"head_dim": 3})["heads"] == 4
+    assert solve_sizes(layouts, {"q": (12, 8)}, {"head_dim": 3})["heads"] == 4
     norm = {"n": FormatRow(("head_dim.norm.scale",))}
-    assert solved(layouts | norm, {"q": (12, 8), "n": (3,)}, {})["heads"] == 4
+    assert solve_sizes(layouts | norm, {"q": (12, 8), "n": (3,)}, {})["heads"] == 4
     with pytest.raises(CheckpointError, match="--head-dim N"):
-        solved(layouts, {"q": (12, 8)}, {})
+        solve_sizes(layouts, {"q": (12, 8)}, {})
     with pytest.raises(CheckpointError, match=r"\(heads head_dim\) of size 12"):
-        solved(layouts, {"q": (12, 8)}, {"head_dim": 5})
+        solve_sizes(layouts, {"q": (12, 8)}, {"head_dim": 5})
 
 
 # --- levanter: an OCDBT database without Orbax's metadata ---
@@ -207,7 +207,7 @@ def test_gemma_finds_the_order_of_the_gating_kernel(transposed):
     layouts = GEMMA.layouts(gemma(transposed), {})
     gating = layouts["layer_0/mlp/gating_einsum"].names
     assert gating == (("gates", "mlp", "embed.in") if transposed else ("gates", "embed.in", "mlp"))
-    assert solved(layouts, gemma(transposed), {})["mlp"] == M
+    assert solve_sizes(layouts, gemma(transposed), {})["mlp"] == M
 
 
 def test_tied_embeddings_of_penzai_are_scaled_at_the_input_only():

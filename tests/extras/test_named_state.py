@@ -18,7 +18,9 @@ from jaxgrow.extras.models.modernbert import ModernBERTConfig
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A GPT-2 with an optimizer state; importing PyTorch fails."""
-    monkeypatch.setattr(torch_optimizer, "imported", lambda name: pytest.fail(f"imports {name}"))
+    monkeypatch.setattr(
+        torch_optimizer, "import_module_of", lambda name: pytest.fail(f"imports {name}")
+    )
     folder, rng = saved(tmp_path / "a"), np.random.default_rng(0)
     content: dict[str, np.ndarray] = {"lr": np.ones(1, np.float32)}
     for name, x in tensors(folder).items():
@@ -117,7 +119,9 @@ def test_a_file_without_a_state_of_pytorch_is_an_error(
             raise RuntimeError("no archive")
         return content
 
-    monkeypatch.setattr(torch_optimizer, "imported", lambda name: SimpleNamespace(load=load))
+    monkeypatch.setattr(
+        torch_optimizer, "import_module_of", lambda name: SimpleNamespace(load=load)
+    )
     source = saved(tmp_path / "a")
     arguments = ("--method", "stack", "--layers", "8", "--optimizer", "copy")
     file = tmp_path / "o.bin"

@@ -175,7 +175,7 @@ def dropped(model, gates, scale):
     """Return the output and the gradient of the sum of its squares."""
 
     def loss(model):
-        with jaxgrow.extras.integrations.nnx.dropping(model.layers, KeepMask(gates, scale)):
+        with jaxgrow.extras.integrations.nnx.drop_nnx_blocks(model.layers, KeepMask(gates, scale)):
             y = model(X)
         return jnp.square(y).sum(), y
 
@@ -212,12 +212,12 @@ def test_gates_that_do_not_fit_are_refused():
     for layers in (jnp.ones(3, bool), jnp.array([0, 1]), None):
         with (
             pytest.raises(ValueError, match=r"requires a keep mask, bool \[2\]"),
-            jaxgrow.extras.integrations.nnx.dropping(model.layers, KeepMask(layers)),
+            jaxgrow.extras.integrations.nnx.drop_nnx_blocks(model.layers, KeepMask(layers)),
         ):
             pass
     ends = nnx.List([nnx.Linear(3, 2, rngs=nnx.Rngs(0))])
     with (
-        jaxgrow.extras.integrations.nnx.dropping(ends, KeepMask(jnp.ones(1, bool))),
+        jaxgrow.extras.integrations.nnx.drop_nnx_blocks(ends, KeepMask(jnp.ones(1, bool))),
         pytest.raises(ValueError, match=re.escape("Linear takes float32[2, 3] and returns (2, 2)")),
     ):
         ends[0](X)

@@ -28,8 +28,8 @@ from jaxgrow.extras.integrations.formats import (
     MAXTEXT,
     TUNIX,
     from_file,
-    power,
-    recognised,
+    gradient_power,
+    recognise_format,
 )
 from jaxgrow.extras.integrations.orbax_tree import OrbaxTree, Writer
 
@@ -231,7 +231,11 @@ def test_an_average_of_the_parameters_grows_like_them(tmp_path, name):
 
 
 def test_an_average_of_updates_is_a_moment_and_an_average_alone_is_a_model():
-    assert (power("opt_state/0/ema/"), power("ema/params/"), power("opt_state/0/nu/")) == (1, 0, 2)
+    assert (
+        gradient_power("opt_state/0/ema/"),
+        gradient_power("ema/params/"),
+        gradient_power("opt_state/0/nu/"),
+    ) == (1, 0, 2)
     paths = [start + mark for start in ("ema/", "opt_state/mu/") for mark in MAXTEXT.marks]
     assert MAXTEXT.prefix(dict.fromkeys(paths)) == "ema/"
 
@@ -480,10 +484,10 @@ def test_several_processes_write_one_checkpoint(tmp_path, monkeypatch):
 
 def test_chunks_follow_the_shards():
     """Eight shards along an axis remain eight shards."""
-    from jaxgrow.extras.integrations.orbax_tree import Array, _chunk
+    from jaxgrow.extras.integrations.orbax_tree import Array, _new_chunk
 
     old = Array((16, 3), np.dtype("float32"), (2, 3))
-    assert _chunk(old, (32, 3)) == (4, 3) and _chunk(old, (17, 6)) == (2, 6)
+    assert _new_chunk(old, (32, 3)) == (4, 3) and _new_chunk(old, (17, 6)) == (2, 6)
 
 
 def test_other_programs_have_a_file_of_names(tmp_path, capsys):
@@ -583,7 +587,7 @@ def test_formats_do_not_claim_each_other():
         "torchtitan": ["model/tok_embeddings/weight", "model/norm/weight"],
     }
     assert {
-        name: getattr(recognised(dict.fromkeys(paths)), "name", None)
+        name: getattr(recognise_format(dict.fromkeys(paths)), "name", None)
         for name, paths in trees.items()
     } == {n: n for n in FORMATS}
     assert TUNIX.prefix({}) is None

@@ -1,4 +1,4 @@
-"""`preservation` agrees with hand calculations on lookup tables, and runs on a GPT-2.
+"""`measure_preservation` agrees with hand calculations on lookup tables, and runs on a GPT-2.
 
 The tolerance is 1e-12, for logarithms of small integers in float64.
 """
@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from jaxgrow import grow
-from jaxgrow.growth.report import Preservation, preservation, rms
+from jaxgrow.growth.report import Preservation, measure_preservation, output_rms
 from jaxgrow.operators import hypercloning, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -32,7 +32,7 @@ def test_by_hand():
     """
     first = model([[0.0, 0.0], [LN3, 0.0]], [1.0, 2.0])
     second = model([[LN2, 0.0], [LN3, 0.0]], [3.0, 5.0, 7.0])
-    report = preservation(first, second, jnp.asarray([[0, 1]]))
+    report = measure_preservation(first, second, jnp.asarray([[0, 1]]))
     np.testing.assert_allclose(
         [report.max_abs, report.mean_abs, report.scale, report.kl],
         [LN2, LN2 / 4, LN3 * 3**0.5 / 4, (np.log(3 / 4) + np.log(3 / 2)) / 2 / 2],
@@ -45,14 +45,14 @@ def test_by_hand():
 
 def test_kl_does_not_see_a_constant_and_the_logits_do():
     first = np.random.default_rng(0).normal(size=(7, 5))
-    report = preservation(model(first, []), model(first + 0.25, []), jnp.arange(7))
+    report = measure_preservation(model(first, []), model(first + 0.25, []), jnp.arange(7))
     np.testing.assert_allclose(
         [report.max_abs, report.mean_abs, report.kl], [0.25, 0.25, 0], rtol=0, atol=TOLERANCE
     )
 
 
 def gpt2_model(config, params):
-    model = jax.jit(partial(config.module.apply, observe=rms))
+    model = jax.jit(partial(config.module.apply, observe=output_rms))
     return lambda tokens: model({"params": params}, tokens)
 
 
@@ -60,14 +60,14 @@ def test_of_gpt2s():
     config, tokens = tiny.config(), tiny.tokens()
     params, axes = tiny.params(config), tiny.axes(config)
     first = gpt2_model(config, params)
-    same = preservation(first, first, tokens)
+    same = measure_preservation(first, first, tokens)
     assert (same.max_abs, same.mean_abs, same.kl) == (0, 0, 0)
     assert same.rms_first == same.rms_second
     assert len(same.rms_first) == config.layers
 
     wide, deep = hypercloning(tiny.WIDTHS, tiny.wider(2)), stack(tiny.WIDTHS, {"layers": 4})
     kept, broken = (
-        preservation(first, gpt2_model(config.resized(g), grow(g, params, axes)), tokens)
+        measure_preservation(first, gpt2_model(config.resized(g), grow(g, params, axes)), tokens)
         for g in (wide, deep)
     )
     assert kept.max_abs < TOLERANCE * kept.scale
@@ -83,7 +83,9 @@ def test_models_share_a_vocabulary():
     with pytest.raises(
         ValueError, match=r"logits of shapes \(2, 3\) and \(2, 5\); they must share a vocabulary"
     ):
-        preservation(model(np.zeros((2, 3)), []), model(np.zeros((2, 5)), []), jnp.arange(2))
+        measure_preservation(
+            model(np.zeros((2, 3)), []), model(np.zeros((2, 5)), []), jnp.arange(2)
+        )
 
 
 def test_it_prints_every_number():

@@ -51,7 +51,7 @@ def placed(figure) -> list:
 def test_every_operator_is_drawn_each_matrix_that_acts_once(name):
     """The panels show all maps of the growth that change an axis, with the same values."""
     growth = OPERATORS[name].growth
-    panels = plot.panels(growth, SHAPES, AXES)
+    panels = plot.growth_panels(growth, SHAPES, AXES)
     terms = (
         [term for rule in growth.rules for term in rule.terms]
         if isinstance(growth, Rules)
@@ -89,7 +89,7 @@ def test_every_operator_is_drawn_each_matrix_that_acts_once(name):
 def test_panels_of_an_axis_by_hand():
     growth = {"mlp": select([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], 9), "heads": AxisMap(*[np.full((3, 3), 0.25)] * 2),
               "embed": identity(6)}  # fmt: skip
-    panels = plot.panels(growth, SHAPES, AXES)
+    panels = plot.growth_panels(growth, SHAPES, AXES)
     assert titles(panels) == [
         "heads 3 → 3; write and read",
         "mlp 9 → 10; write",
@@ -97,14 +97,14 @@ def test_panels_of_an_axis_by_hand():
     ]
     # the copy has weight 1 in the write map and 1/2 in the read map
     assert [dense(panel.matrix)[9, 8] for panel in panels[1:]] == [1, 0.5]
-    figure = plot.growth(growth, SHAPES, AXES)
+    figure = plot.plot_growth(growth, SHAPES, AXES)
     assert figure.get_supxlabel() == "unchanged: layers 2, head_dim 5, embed 6, context 7, vocab 11"
     labels = [(place.get_xlabel(), place.get_ylabel()) for place in placed(figure)]
     assert labels == [("old head", "new head")] + [("old unit", "new unit")] * 2
 
 
 def test_rules_are_numbered_listed_and_told_by_their_terms():
-    figure = plot.growth(OPERATORS["staged"].growth, SHAPES, AXES)
+    figure = plot.plot_growth(OPERATORS["staged"].growth, SHAPES, AXES)
     said = [place.get_title().replace("\n", "; ") for place in placed(figure)]
     assert said[:3] == [
         "embed 6 → 12; write and read; rules 1.1, 2.1, 3.1, 4.1",
@@ -119,7 +119,7 @@ def test_rules_are_numbered_listed_and_told_by_their_terms():
     ]
     # both terms are equal, so one panel shows all terms of the rule
     both = Rules((Rule(({"mlp": tile(9, 2)}, {"mlp": tile(9, 2)})),))
-    assert titles(plot.panels(both, SHAPES, AXES)) == [
+    assert titles(plot.growth_panels(both, SHAPES, AXES)) == [
         "mlp 9 → 18; write; rule 1",
         "mlp 9 → 18; read; rule 1",
     ]
@@ -139,7 +139,7 @@ def test_rules_are_numbered_listed_and_told_by_their_terms():
 def test_axes_of_others_are_drawn_by_their_names(config: Config, target, expected):
     shapes, axes = jax.eval_shape(config.init, jax.random.key(0)), config.axes()
     growth = operators.hypercloning(sizes(shapes, axes), target)
-    assert titles(plot.panels(growth, shapes, axes)) == expected
+    assert titles(plot.growth_panels(growth, shapes, axes)) == expected
 
 
 def test_learned_maps_over_two_axes_are_drawn():
@@ -147,7 +147,7 @@ def test_learned_maps_over_two_axes_are_drawn():
     coefficients = ligo.init_coefficients(
         ligo.LiGO(), AXES, old, {"heads": 5, "layers": 3}, jax.random.key(0)
     )
-    panels = plot.panels(ligo.learned_growth(coefficients, AXES, old), SHAPES, AXES)
+    panels = plot.growth_panels(ligo.learned_growth(coefficients, AXES, old), SHAPES, AXES)
     found = [
         p
         for p in panels
@@ -159,8 +159,8 @@ def test_learned_maps_over_two_axes_are_drawn():
 
 
 def test_figures_show_the_matrices_in_one_scale():
-    panels = plot.panels(OPERATORS["lemon, ragged"].growth, SHAPES, AXES)
-    figure = plot.figure(panels)
+    panels = plot.growth_panels(OPERATORS["lemon, ragged"].growth, SHAPES, AXES)
+    figure = plot.panel_figure(panels)
     most = max(np.abs(dense(p.matrix)).max() for p in panels)
     for place, panel in zip(placed(figure), panels, strict=True):
         (picture,) = place.images
@@ -183,16 +183,16 @@ def test_figures_show_the_matrices_in_one_scale():
 def test_a_cell_shows_the_largest_entry_of_its_square():
     rng = np.random.default_rng(0)
     m = rng.normal(size=(300, 257)) * (rng.random((300, 257)) < 0.02)
-    drawn = plot.cells(m)  # 3 units per cell
+    drawn = plot.matrix_cells(m)  # 3 units per cell
     assert drawn.shape == (100, 86)
     padded = np.pad(m, ((0, 0), (0, 1)))
     squares = padded.reshape(100, 3, 86, 3).swapaxes(1, 2).reshape(100, 86, 9)
     largest = np.take_along_axis(squares, np.abs(squares).argmax(-1)[..., None], -1)[..., 0]
     np.testing.assert_array_equal(drawn, largest)
     few = rng.normal(size=(plot.CELLS, 5))
-    np.testing.assert_array_equal(plot.cells(few), few)
+    np.testing.assert_array_equal(plot.matrix_cells(few), few)
     twice = SparseMap(np.array([[1, 1]]), np.array([[0.5, 0.5]]), old=2)  # one entry in two terms
-    assert plot.cells(twice).tolist() == [[0, 1]]
+    assert plot.matrix_cells(twice).tolist() == [[0, 1]]
 
 
 def test_real_sizes_make_a_readable_picture_and_nothing_dense():
@@ -203,24 +203,24 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
         "embed": select([*range(768), *[7] * 256], 768),
     }
     embed, vocab = (
-        p for p in plot.panels(growth, shapes, axes) if "write" in p.title.split("\n")[1]
+        p for p in plot.growth_panels(growth, shapes, axes) if "write" in p.title.split("\n")[1]
     )
-    drawn = plot.cells(vocab.matrix)
+    drawn = plot.matrix_cells(vocab.matrix)
     assert (
         drawn.shape == (128, 64)
         and (drawn[:64].diagonal() == 1).all()
         and drawn.sum() <= 64 * 2 + 64
     )
-    drawn = plot.cells(embed.matrix)
+    drawn = plot.matrix_cells(embed.matrix)
     assert (
         drawn.shape == (128, 96)
         and (drawn[:96] == np.eye(96)).all()
         and drawn[96:, 0].all()
         and drawn.sum() == 128
     )
-    place, *_ = placed(plot.growth(growth, shapes, axes))
+    place, *_ = placed(plot.plot_growth(growth, shapes, axes))
     assert place.get_xlabel() == "old unit, 8 per cell"
-    figure = plot.figure([vocab])
+    figure = plot.panel_figure([vocab])
     figure.draw_without_rendering()
     (place,) = placed(figure)
     boxes = [
@@ -234,11 +234,11 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
 
 def test_an_unfitting_or_empty_growth_is_refused():
     with pytest.raises(ValueError, match="axis 'mlp' has size 9, but its map takes 4 to 8"):
-        plot.growth({"mlp": tile(4, 2)}, SHAPES, AXES)
+        plot.plot_growth({"mlp": tile(4, 2)}, SHAPES, AXES)
     with pytest.raises(
         ValueError, match="nothing to draw: the growth does not change any axis of the model"
     ):
-        plot.growth({"mlp": identity(9)}, SHAPES, AXES)
+        plot.plot_growth({"mlp": identity(9)}, SHAPES, AXES)
 
 
 # --- jaxgrow show ---

@@ -8,7 +8,7 @@ import jax
 from jaxgrow.axes.names import Params
 from jaxgrow.checkpoints import Cast, Source
 from jaxgrow.extras.commands.model_inputs import Inputs
-from jaxgrow.growth.report import rms
+from jaxgrow.growth.report import output_rms
 from jaxgrow.models import Config
 
 # A function from inputs to the logits and the RMS of the output of each layer.
@@ -28,7 +28,7 @@ def _compiled_outputs(config: Config) -> Callable[..., tuple[jax.Array, jax.Arra
     @jax.jit
     def run(params: Params, inputs: Inputs):
         with jax.default_matmul_precision("highest"):
-            return config.module.apply({"params": params}, inputs, observe=rms)
+            return config.module.apply({"params": params}, inputs, observe=output_rms)
 
     return run
 

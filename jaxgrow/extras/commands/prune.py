@@ -18,7 +18,7 @@ from jaxgrow.cli.writing import output_of, transform_model
 from jaxgrow.extras.commands.model_inputs import Inputs, inputs_from_file
 from jaxgrow.extras.commands.model_outputs import outputs_of, wide_params
 from jaxgrow.growth.maps import Growth
-from jaxgrow.growth.report import preservation
+from jaxgrow.growth.report import measure_preservation
 from jaxgrow.models import importance
 from jaxgrow.operators.targets import layer_axes, of_kinds, width_axes
 from jaxgrow.tables import align_columns
@@ -146,7 +146,7 @@ def _measured_effect(plan: _PruningPlan, growth: Growth) -> Json:
     for name, pruning in (("pruned", growth), ("random", plan.control)):
         found = outputs_of(Grown(plan.source, pruning))(plan.inputs)
         with errors_with_options():
-            difference = preservation(
+            difference = measure_preservation(
                 lambda _: original,
                 lambda _, found=found: found,
                 plan.inputs,

@@ -9,7 +9,7 @@ from jaxgrow.cli.tokenizer_files import tokenizer_notes
 from jaxgrow.cli.writing import print_json, print_notes
 from jaxgrow.extras.commands.model_inputs import inputs_for_both
 from jaxgrow.extras.commands.model_outputs import outputs_of
-from jaxgrow.growth.report import preservation
+from jaxgrow.growth.report import measure_preservation
 from jaxgrow.untrusted import print_text
 
 
@@ -18,7 +18,9 @@ def run_report(a: argparse.Namespace) -> None:
     first, second = open_checkpoint(a.a), open_checkpoint(a.b)
     inputs, what = inputs_for_both(first, second, a.data)
     with errors_with_options():
-        found = preservation(outputs_of(first), outputs_of(second), inputs, (str(a.a), str(a.b)))
+        found = measure_preservation(
+            outputs_of(first), outputs_of(second), inputs, (str(a.a), str(a.b))
+        )
     notes = [*first.notes, *second.notes, *tokenizer_notes(first, second)]
     if a.json:
         about = {"a": str(a.a), "b": str(a.b), "inputs": what, **asdict(found), "notes": notes}

@@ -23,7 +23,7 @@ def run_show(a: argparse.Namespace) -> None:
     }
     try:
         with errors_with_options():
-            figure = plot.growth(growth, shapes, names)
+            figure = plot.plot_growth(growth, shapes, names)
             figure.savefig(a.out, format=a.out.suffix[1:] or "png")
     except ImportError as error:
         raise CheckpointError(str(error)) from error

@@ -24,7 +24,7 @@ from jaxgrow.cli.grow_commands import growth_by_method, refuse_options
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.other_formats import CHECKPOINT_FORMATS
 from jaxgrow.cli.writing import new_layers_entry, print_json
-from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain, recognised
+from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain_path, recognise_format
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.operators import OPERATORS
 from jaxgrow.tables import align_columns
@@ -92,7 +92,7 @@ def _open_run(
     from jaxgrow.extras.integrations.trees import open_tree
 
     tree = open_tree(folder)
-    form = from_file(names) if names else FORMATS[name] if name else recognised(tree.arrays)
+    form = from_file(names) if names else FORMATS[name] if name else recognise_format(tree.arrays)
     if form is None:
         found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
         raise CheckpointError(
@@ -117,7 +117,7 @@ def inspect_run(run: "OrbaxRun") -> Json:
         for path, place in run.places.items()
     ]
     moments = sorted(
-        {plain(place.template).removesuffix(path).strip("/") for path, place in run.states}
+        {plain_path(place.template).removesuffix(path).strip("/") for path, place in run.states}
     )
     about = {
         "format": run.format.name,

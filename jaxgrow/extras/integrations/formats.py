@@ -29,7 +29,7 @@ POWERS = {
     "v": 2,
     "exp_avg": 1,
     "exp_avg_sq": 2,
-    "ema": 1,  # of `optax.ema`, an average of updates; see `power`
+    "ema": 1,  # of `optax.ema`, an average of updates; see `gradient_power`
     "z": 0,
     "ema_params": 0,
     "params_ema": 0,
@@ -44,7 +44,7 @@ _UP: Names = ("embed.in", "mlp")
 _DOWN: Names = ("mlp.in", "embed")
 
 
-def power(path: str) -> int | None:
+def gradient_power(path: str) -> int | None:
     """The power of the gradient in the arrays below a path; None if it is unknown."""
     parts = path.split("/")
     # Outside of an optimizer state, ``ema`` is an average of the parameters.
@@ -53,7 +53,7 @@ def power(path: str) -> int | None:
     return next((POWERS[part] for part in reversed(parts) if part in POWERS), None)
 
 
-def _norms(leaf: str) -> dict[str, Names]:
+def _norm_rows(leaf: str) -> dict[str, Names]:
     """The rows of `Format.table` for the norms of queries, keys and layers.
 
     Args:
@@ -66,7 +66,7 @@ def _norms(leaf: str) -> dict[str, Names]:
     }
 
 
-def _attention(leaf: str) -> dict[str, Names]:
+def _attention_rows(leaf: str) -> dict[str, Names]:
     return {
         f"*/q_proj/{leaf}": _QUERY,
         f"*/k_proj/{leaf}": _KEY,
@@ -75,11 +75,11 @@ def _attention(leaf: str) -> dict[str, Names]:
     }
 
 
-def _mlp(leaf: str) -> dict[str, Names]:
+def _mlp_rows(leaf: str) -> dict[str, Names]:
     return {f"*/gate_proj/{leaf}": _UP, f"*/up_proj/{leaf}": _UP, f"*/down_proj/{leaf}": _DOWN}
 
 
-def _settings(*names: str) -> dict[str, str]:
+def _size_settings(*names: str) -> dict[str, str]:
     """The keys of a config for the sizes of a model, by axis.
 
     Args:
@@ -204,10 +204,12 @@ class Format:
 
     def prefix(self, paths: Iterable[str]) -> str | None:
         """The path of the parameters among these paths; None if the format does not fit."""
-        found = {plain(path) for path in paths}
+        found = {plain_path(path) for path in paths}
         ends = [path.removesuffix(self.marks[0]) for path in found if path.endswith(self.marks[0])]
         # A checkpoint may hold an average of the parameters in their place.
-        parameters = [s for s in ends if power(s) is None] or [s for s in ends if power(s) == 0]
+        parameters = [s for s in ends if gradient_power(s) is None] or [
+            s for s in ends if gradient_power(s) == 0
+        ]
         for mark in self.marks:
             parameters = [start for start in parameters if start + mark in found]
         return min(parameters, key=len, default=None)
@@ -228,9 +230,9 @@ class Format:
           CheckpointError: no pattern matches an array, or the number of axes differs.
         """
         first = self._layouts(self.table, shapes)
-        if self.other and not _fits(first, shapes, given):
+        if self.other and not _layouts_fit(first, shapes, given):
             second = self._layouts({**self.table, **self.other}, shapes)
-            first = second if _fits(second, shapes, given) else first
+            first = second if _layouts_fit(second, shapes, given) else first
         return _with_shared_keys(first, shapes, given)
 
     def _layouts(
@@ -256,7 +258,7 @@ class Format:
                 "names of all parameters in a file with --names FILE"
             )
         if self.head and self.head not in shapes:
-            found[self.final_norm] = _tied(found[self.final_norm])
+            found[self.final_norm] = _tied_norm(found[self.final_norm])
             found |= self.tied
         return found
 
@@ -271,16 +273,16 @@ def grouped_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return known
 
 
-def _fits(
+def _layouts_fit(
     layouts: Mapping[str, FormatRow],
     shapes: Mapping[str, tuple[int, ...]],
     given: Mapping[str, int],
 ) -> bool:
-    sizes = solved(layouts, shapes, given)
+    sizes = solve_sizes(layouts, shapes, given)
     return all(row.shape(sizes) == shapes[path] for path, row in layouts.items())
 
 
-def _tied(norm: FormatRow) -> FormatRow:
+def _tied_norm(norm: FormatRow) -> FormatRow:
     """The layout of a final norm whose output is the input of a tied head."""
     names = tuple(n.replace("embed.", "embed.in.", 1) for n in norm.names)
     return replace(norm, names=names)
@@ -290,13 +292,13 @@ def _with_shared_keys(
     layouts: dict[str, FormatRow], shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, int]
 ) -> dict[str, FormatRow]:
     """Use one axis for key/value heads and query heads if their numbers are equal."""
-    sizes = solved(layouts, shapes, given)
+    sizes = solve_sizes(layouts, shapes, given)
     if sizes.get("heads") is None or sizes.get("heads") != sizes.get("kv_heads"):
         return layouts
     return {path: layout.renamed("kv_heads", "heads") for path, layout in layouts.items()}
 
 
-def solved(
+def solve_sizes(
     layouts: Mapping[str, FormatRow],
     shapes: Mapping[str, tuple[int, ...]],
     given: Mapping[str, int],
@@ -321,34 +323,34 @@ def solved(
         for group, size in flat.items():
             unknown = [name for name in group.strip("()").split() if name not in sizes]
             if len(unknown) == 1:
-                sizes[unknown[0]] = size // _product(sizes, group, unknown)
+                sizes[unknown[0]] = size // _group_size(sizes, group, unknown)
     sizes = grouped_sizes(sizes)
     wrong = {
         group: size
         for group, size in flat.items()
-        if not set(group.strip("()").split()) <= sizes.keys() or _product(sizes, group) != size
+        if not set(group.strip("()").split()) <= sizes.keys() or _group_size(sizes, group) != size
     }
     if wrong:
         raise CheckpointError(
-            f"the checkpoint stores several axes as one: {listed(_spelt(wrong))}. Their sizes "
+            f"the checkpoint stores several axes as one: {listed(_groups_as_text(wrong))}. Their sizes "
             f"do not follow from {sizes}. Give the size of a head with --head-dim N"
         )
     return sizes
 
 
-def _product(sizes: Mapping[str, int], group: str, without: Sequence[str] = ()) -> int:
+def _group_size(sizes: Mapping[str, int], group: str, without: Sequence[str] = ()) -> int:
     return math.prod(sizes[n] for n in group.strip("()").split() if n not in without)
 
 
-def _spelt(groups: Mapping[str, int]) -> list[str]:
+def _groups_as_text(groups: Mapping[str, int]) -> list[str]:
     return [f"{group} of size {size}" for group, size in groups.items()]
 
 
-def plain(path: str) -> str:
+def plain_path(path: str) -> str:
     """Remove the suffix that Flax NNX adds to the path of a variable.
 
     Example:
-      >>> plain("layers/0/mlp/kernel/value")
+      >>> plain_path("layers/0/mlp/kernel/value")
       'layers/0/mlp/kernel'
     """
     return path.removesuffix("/value").removesuffix("/raw_value")
@@ -385,7 +387,7 @@ MAXTEXT = Format(
     renewed="nnx_aux/*",
     final_norm="decoder/decoder_norm/scale",
     head="decoder/logits_dense/kernel",
-    settings=_settings(
+    settings=_size_settings(
         "base_emb_dim",
         "base_num_query_heads",
         "base_num_kv_heads",
@@ -400,14 +402,14 @@ TUNIX = Format(
     table={
         "embedder/input_embedding": ("vocab", "embed"),
         "lm_head/w": ("embed.in", "vocab"),
-        **_attention("w"),
-        **_mlp("kernel"),
-        **_norms("w"),
+        **_attention_rows("w"),
+        **_mlp_rows("kernel"),
+        **_norm_rows("w"),
     },
     layers="layers/{}",
     final_norm="final_norm/w",
     head="lm_head/w",
-    settings=_settings(
+    settings=_size_settings(
         "embed_dim", "num_heads", "num_kv_heads", "hidden_dim", "num_layers", "head_dim"
     ),
 )
@@ -453,13 +455,13 @@ LEVANTER = Format(
         "*/gate_proj/weight": ("mlp", "embed.in"),
         "*/up_proj/weight": ("mlp", "embed.in"),
         "*/down_proj/weight": ("embed", "mlp.in"),
-        **_norms("weight"),
+        **_norm_rows("weight"),
     },
     layers="transformer/layers/blocks/{}",
     scanned="transformer/layers/stacked/*",
     final_norm="transformer/norm/weight",
     head="lm_head/weight",
-    settings=_settings(
+    settings=_size_settings(
         "hidden_dim", "num_heads", "num_kv_heads", "intermediate_dim", "num_layers", "head_dim"
     ),
 )
@@ -485,7 +487,7 @@ GEMMA = Format(
     },
     other={"*/gating_einsum": ("gates", "embed.in", "mlp")},
     layers="layer_{}",
-    settings=_settings(
+    settings=_size_settings(
         "embed_dim", "num_heads", "num_kv_heads", "hidden_dim", "num_layers", "head_dim"
     ),
 )
@@ -501,14 +503,14 @@ EASYDEL = Format(
         "*/k_proj/kernel": FormatRow(_KEY, _EASYDEL_KEYS),
         "*/v_proj/kernel": FormatRow(_VALUE, _EASYDEL_KEYS),
         "*/o_proj/kernel": FormatRow(_OUT, "(heads head_dim) embed"),
-        **_mlp("kernel"),
-        **_norms("kernel"),
+        **_mlp_rows("kernel"),
+        **_norm_rows("kernel"),
     },
     layers="model/layers/{}",
     final_norm="model/norm/kernel",
     head="lm_head/kernel",
     fixed=("layers",),
-    settings=_settings(
+    settings=_size_settings(
         "hidden_size",
         "num_attention_heads",
         "num_key_value_heads",
@@ -523,12 +525,14 @@ BONSAI = Format(
     table={
         "embedder/embedding": ("vocab", "embed"),
         "lm_head/kernel": ("embed.in", "vocab"),
-        **_attention("kernel"),
-        **_mlp("kernel"),
-        **_norms("scale"),
+        **_attention_rows("kernel"),
+        **_mlp_rows("kernel"),
+        **_norm_rows("scale"),
     },
     layers="layers/{}",
-    settings=_settings("emb_dim", "num_heads", "num_kv_heads", "mlp_dim", "num_layers", "head_dim"),
+    settings=_size_settings(
+        "emb_dim", "num_heads", "num_kv_heads", "mlp_dim", "num_layers", "head_dim"
+    ),
 )
 PENZAI = Format(
     name="penzai",
@@ -575,7 +579,7 @@ TORCHTITAN = Format(
         "*/wo/weight": FormatRow(_TORCH_OUT, "embed (heads head_dim)"),
         "*/w[13]/weight": ("mlp", "embed.in"),
         "*/w2/weight": ("embed", "mlp.in"),
-        **_norms("weight"),
+        **_norm_rows("weight"),
     },
     # The optimizer has one state for queries, keys and values, if the model computes them together.
     states={
@@ -584,7 +588,7 @@ TORCHTITAN = Format(
         )
     },
     layers="layers/{}",
-    settings=_settings("dim", "n_heads", "n_kv_heads", "hidden_dim", "n_layers"),
+    settings=_size_settings("dim", "n_heads", "n_kv_heads", "hidden_dim", "n_layers"),
 )
 FORMATS = {
     known.name: known
@@ -592,12 +596,12 @@ FORMATS = {
 }
 
 
-def recognised(paths: Iterable[str]) -> Format | None:
+def recognise_format(paths: Iterable[str]) -> Format | None:
     """The format of a checkpoint with these paths, if one fits."""
     return next((known for known in FORMATS.values() if known.prefix(paths) is not None), None)
 
 
-def _row(names: Json | list[str]) -> FormatRow:
+def _format_row(names: Json | list[str]) -> FormatRow:
     about = names if isinstance(names, dict) else {"names": names}
     return FormatRow(**{**about, "names": tuple(map(str, about["names"]))})
 
@@ -620,7 +624,7 @@ def from_file(file: Path) -> Format:
     """
     content = read_json(file)
     try:
-        table = {str(pattern): _row(names) for pattern, names in content["names"].items()}
+        table = {str(pattern): _format_row(names) for pattern, names in content["names"].items()}
         mark = str(
             content.get("params") or next(pattern for pattern in table if "*" not in pattern)
         )

@@ -74,12 +74,12 @@ def build(make: Callable[[], M], params: Params) -> M:
     others = nnx.Not(nnx.Param)
     nnx.update(model, restructure(params, nnx.as_pure(nnx.state(model, nnx.Param))))
     if jax.tree.leaves(nnx.state(model, others)):
-        nnx.update(model, _others(make))
+        nnx.update(model, _other_variables(make))
     return model
 
 
 @partial(jax.jit, static_argnums=0)
-def _others(make: Callable[[], nnx.Module]) -> Tree:
+def _other_variables(make: Callable[[], nnx.Module]) -> Tree:
     """The variables of a new model that are not parameters.
 
     The function is compiled once per constructor, and XLA removes the initialisation of the
@@ -184,7 +184,7 @@ def _unstacked(tree: Params, layers: str | None) -> Params:
 
 
 @contextmanager
-def dropping(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[None]:
+def drop_nnx_blocks(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[None]:
     """Drop layers of an unmodified NNX model: the i-th of its ``blocks`` runs only if it is kept.
 
     This supports models that call the blocks of a list one after another. Each block takes the
@@ -210,7 +210,7 @@ def dropping(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[None]:
     Example:
       >>> model = nnx.Sequential(*(nnx.Linear(1, 1, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)) for _ in range(3)))
       >>> model.layers[1].kernel[...] *= 10
-      >>> with dropping(model.layers, KeepMask(jnp.array([True, False, True]))):
+      >>> with drop_nnx_blocks(model.layers, KeepMask(jnp.array([True, False, True]))):
       ...     print(model(jnp.ones(1)))
       [1.]
     """
@@ -227,14 +227,14 @@ def dropping(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[None]:
     whole = list(blocks)
     for i, block in enumerate(whole):
         scale = None if keep_mask.scale is None else jnp.asarray(keep_mask.scale[i : i + 1])
-        blocks[i] = _gated(block, layers[i : i + 1], scale, keep_mask)
+        blocks[i] = _gated_block(block, layers[i : i + 1], scale, keep_mask)
     try:
         yield
     finally:
         blocks[:] = whole
 
 
-def _gated(
+def _gated_block(
     block: nnx.Module, gate: jax.Array, scale: jax.Array | None, keep_mask: KeepMask
 ) -> Callable:
     def call(x, *args, **kwargs):

@@ -22,10 +22,10 @@ from jaxgrow.extras.integrations.formats import (
     POWERS,
     Format,
     FormatRow,
+    gradient_power,
     grouped_sizes,
-    plain,
-    power,
-    solved,
+    plain_path,
+    solve_sizes,
 )
 from jaxgrow.extras.integrations.orbax_tree import each_of
 from jaxgrow.extras.integrations.trees import AnyTree, AnyWriter, writer_like
@@ -93,18 +93,18 @@ class OrbaxRun:
                 f"{listed(form.marks)}. Its arrays are {listed(list(tree.arrays))}"
             )
         self.prefix = prefix
-        groups = _groups(
+        groups = _leaf_groups(
             [p.removeprefix(prefix) for p in tree.arrays if p.startswith(prefix)], form.layers
         )
         shapes = {
             template: tree.arrays[prefix + paths[0]].shape for template, paths in groups.items()
         }
-        shapes = {plain(template): shape for template, shape in shapes.items()}
+        shapes = {plain_path(template): shape for template, shape in shapes.items()}
         layouts = form.layouts(shapes, given or {})
-        self.array_sizes = solved(layouts, shapes, given or {})
+        self.array_sizes = solve_sizes(layouts, shapes, given or {})
         self.places: dict[str, Place] = {}
         for template, paths in groups.items():
-            path = plain(template)
+            path = plain_path(template)
             self.places[path] = self._place(prefix, template, paths, layouts[path], 0)
         self._check_shapes()
         self.partial: list[str] = []
@@ -128,11 +128,11 @@ class OrbaxRun:
     def _states(self, groups: Mapping[str, list[str]]) -> list[tuple[str, Place]]:
         """The arrays whose path ends with the path of a parameter, and which have its shape."""
         arrays = self.tree.arrays
-        outside = {plain(path): path for path in arrays if not path.startswith(self.prefix)}
+        outside = {plain_path(path): path for path in arrays if not path.startswith(self.prefix)}
         # A module in a layer may have the name of a module outside of the layers.
         parameters = itertools.chain.from_iterable(groups.values())
-        of = state_owners(dict.fromkeys(outside, 0), map(plain, parameters))
-        templates = {plain(paths[0]): template for template, paths in groups.items()}
+        of = state_owners(dict.fromkeys(outside, 0), map(plain_path, parameters))
+        templates = {plain_path(paths[0]): template for template, paths in groups.items()}
         found = []
         for name, whole in outside.items():
             first = of.get(name)
@@ -142,13 +142,15 @@ class OrbaxRun:
             paths = groups[template]
             start = name.removesuffix(first)
             end = whole.removeprefix(name)
-            stored = [plain(path) + end for path in paths]
+            stored = [plain_path(path) + end for path in paths]
             if not all(start + path in arrays for path in stored):
                 self.partial.append(whole)
             elif arrays[whole].shape == arrays[self.prefix + paths[0]].shape:
-                row = self.places[plain(template)].row
-                place = self._place(start, plain(template) + end, stored, row, power(start))
-                found.append((plain(template), place))
+                row = self.places[plain_path(template)].row
+                place = self._place(
+                    start, plain_path(template) + end, stored, row, gradient_power(start)
+                )
+                found.append((plain_path(template), place))
         return found + self._own_states()
 
     def _own_states(self) -> list[tuple[str, Place]]:
@@ -162,8 +164,10 @@ class OrbaxRun:
         for start, template, paths in self._layered(named):
             row = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
             shapes = {template: self.tree.arrays[start + paths[0]].shape}
-            self.array_sizes |= solved({template: row}, shapes, self.array_sizes)
-            found.append((template, self._place(start, template, paths, row, power(start))))
+            self.array_sizes |= solve_sizes({template: row}, shapes, self.array_sizes)
+            found.append(
+                (template, self._place(start, template, paths, row, gradient_power(start)))
+            )
         return found
 
     def _counts(self) -> list[Place]:
@@ -187,7 +191,7 @@ class OrbaxRun:
                 below.setdefault(f"{start}/", []).append(head + rest)
         layered: list[tuple[str, str, list[str]]] = []
         for start, rests in below.items():
-            for template, group in _groups(rests, self.format.layers).items():
+            for template, group in _leaf_groups(rests, self.format.layers).items():
                 if "{}" in template:
                     layered.append((start, template, group))
         return layered
@@ -296,11 +300,11 @@ def grow_run(
     }
     every = run.array_sizes | sizes
     for name in each_of(bytes_, count, me):
-        _write(run, target, jobs[name], every)
+        _write_leaf(run, target, jobs[name], every)
     if count > 1:
         multihost_utils.sync_global_devices("grow_run")
     if me == 0:
-        places, shapes = _result(jobs, every)
+        places, shapes = _written_arrays(jobs, every)
         target.finish(places, shapes, count)
     return sizes
 
@@ -391,7 +395,7 @@ def _check_moments(run: OrbaxRun) -> None:
 
 def _of_count(path: str, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
     """Step counts of the optimizer are zero with ``drop``; other arrays do not change."""
-    restarts = policy == "drop" and not _COUNTS.isdisjoint(plain(path).split("/"))
+    restarts = policy == "drop" and not _COUNTS.isdisjoint(plain_path(path).split("/"))
     return np.zeros_like if restarts else lambda x: x
 
 
@@ -422,7 +426,7 @@ def _of_state(
     return change
 
 
-def _write(run: OrbaxRun, target: AnyWriter, job: GrowthJob, sizes: Mapping[str, int]) -> None:
+def _write_leaf(run: OrbaxRun, target: AnyWriter, job: GrowthJob, sizes: Mapping[str, int]) -> None:
     x = job.change(run.read(job.place))
     place = job.place
     power = 1 if place.power is None else place.power
@@ -431,7 +435,7 @@ def _write(run: OrbaxRun, target: AnyWriter, job: GrowthJob, sizes: Mapping[str,
         target.write(place.template.replace("{}", str(i)), array, place.paths[0])
 
 
-def _result(
+def _written_arrays(
     jobs: Mapping[str, GrowthJob], sizes: Mapping[str, int]
 ) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
     """For each new array: the source array whose format it gets, and its shape."""
@@ -447,7 +451,7 @@ def _result(
     return places, shapes
 
 
-def _groups(paths: list[str], layers: str) -> dict[str, list[str]]:
+def _leaf_groups(paths: list[str], layers: str) -> dict[str, list[str]]:
     """The paths of each leaf; layers whose paths differ only in their number are one leaf."""
     found: dict[str, dict[int, str]] = {}
     head, _, tail = layers.partition("{}")

@@ -71,12 +71,12 @@ class OrbaxTree:
     """
 
     def __init__(self, folder: Path, home: Path | None = None):
-        self._enter(folder, _item(folder), home)
+        self._enter(folder, _item_of(folder), home)
         self.metadata = read_json(self.file(_METADATA), LARGEST)
         self.ocdbt = (self.item / "manifest.ocdbt").exists()
         try:
             entries = self.metadata["tree_metadata"].values()
-            paths = [_path(entry) for entry in entries if _is_array(entry)]
+            paths = [_entry_path(entry) for entry in entries if _is_array_entry(entry)]
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{self.item / _METADATA} does not describe a tree: {error!r}"
@@ -180,10 +180,10 @@ class OrbaxTree:
         return Array(tuple(store.shape), dtype, chunk)
 
 
-def _item(folder: Path) -> Path:
+def _item_of(folder: Path) -> Path:
     if (folder / _METADATA).is_file():
         return folder
-    inner = _inner(_step(folder))
+    inner = _items_with_arrays(_last_orbax_step(folder))
     by_name = {path.name: path for path in inner}
     named = [by_name[name] for name in _ITEMS if name in by_name]
     if named or len(inner) == 1:
@@ -193,7 +193,7 @@ def _item(folder: Path) -> Path:
     )
 
 
-def _is_array(entry: Json) -> bool:
+def _is_array_entry(entry: Json) -> bool:
     return (
         not entry["value_metadata"]["skip_deserialize"]
         and entry["value_metadata"]["value_type"] != "string"
@@ -202,15 +202,15 @@ def _is_array(entry: Json) -> bool:
 
 def _spec(item: Path, name: str, ocdbt: bool, zarr3: bool) -> Json:
     place = checked_path(item, name, deep=True, new=True)
-    store = {**_ocdbt(item), "path": f"{name}/"} if ocdbt else _files(place.path)
+    store = {**_ocdbt(item), "path": f"{name}/"} if ocdbt else _file_store(place.path)
     return {"driver": "zarr3" if zarr3 else "zarr", "kvstore": store}
 
 
 def _ocdbt(folder: Path) -> Json:
-    return {"driver": "ocdbt", "base": _files(folder)}
+    return {"driver": "ocdbt", "base": _file_store(folder)}
 
 
-def _files(folder: Path) -> Json:
+def _file_store(folder: Path) -> Json:
     # In a URL, some characters of a path would have another meaning, such as "%" and "#".
     return {"driver": "file", "path": f"{folder.resolve()}/"}
 
@@ -249,14 +249,14 @@ class Writer:
         chunk = self.chunk(like, x.shape)
         # Orbax does not read arrays whose zero chunks are not stored.
         spec["store_data_equal_to_fill_value"] = True
-        spec["metadata"] = _resized(spec["metadata"], x.shape, chunk)
+        spec["metadata"] = _zarr_metadata(spec["metadata"], x.shape, chunk)
         spec.pop("transform", None)
         store = ts.open(ts.Spec(spec), create=True).result()
         store.write(x.astype(old.dtype.numpy_dtype, copy=False)).result()
 
     def chunk(self, like: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The chunk shape of an array of this shape with the sharding of a source array."""
-        return _chunk(self._source.arrays[like], shape)
+        return _new_chunk(self._source.arrays[like], shape)
 
     def finish(self, places: Mapping[str, str], shapes: Shapes, processes: int = 1) -> None:
         """Write everything except the arrays.
@@ -296,8 +296,8 @@ class Writer:
         """Write the files that list the arrays."""
         source = self._source
         entries = {}
-        old = {_path(entry): entry for entry in source.metadata["tree_metadata"].values()}
-        kept = {path: path for path, entry in old.items() if not _is_array(entry)}
+        old = {_entry_path(entry): entry for entry in source.metadata["tree_metadata"].values()}
+        kept = {path: path for path, entry in old.items() if not _is_array_entry(entry)}
         for path, like in {**places, **kept}.items():
             entry = json.loads(json.dumps(old[like]))
             for key, name in zip(entry["key_metadata"], path.split("/"), strict=True):
@@ -335,7 +335,7 @@ class Writer:
             (self._item / _ARRAYS / "process_0").write_text(content)
         if os.path.lexists(self._source.item / _SHARDING):
             of = read_json(self._source.file(_SHARDING), LARGEST)
-            pairs = {_key(path): _key(like) for path, like in places.items()}
+            pairs = {_sharding_key(path): _sharding_key(like) for path, like in places.items()}
             kept = {new: of[old] for new, old in pairs.items() if old in of}
             (self._item / _SHARDING).write_text(json.dumps(kept))
 
@@ -357,9 +357,9 @@ class OrbaxItems:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.item = _step(folder)
+        self.item = _last_orbax_step(folder)
         self.left_out: list[str] = []
-        self.trees = {path.name: OrbaxTree(path, folder) for path in _inner(self.item)}
+        self.trees = {path.name: OrbaxTree(path, folder) for path in _items_with_arrays(self.item)}
         self.arrays: dict[str, Array] = {}
         for name, tree in self.trees.items():
             self.arrays |= {f"{name}/{path}": array for path, array in tree.arrays.items()}
@@ -413,7 +413,7 @@ def is_orbax(folder: Path) -> bool:
 
 def has_items(folder: Path) -> bool:
     """Whether parameters and optimizer state are separate items, as Tunix writes them."""
-    inner = _inner(_step(folder))
+    inner = _items_with_arrays(_last_orbax_step(folder))
     alone = len(inner) < 2 or any(path.name in _ITEMS for path in inner)
     return not alone and not (folder / _METADATA).is_file()
 
@@ -428,15 +428,15 @@ def _is_step(path: Path) -> bool:
     return re.fullmatch(r"\D*\d+", path.name) is not None
 
 
-def _inner(step: Path) -> list[Path]:
+def _items_with_arrays(step: Path) -> list[Path]:
     """The items of a step that hold arrays."""
     return [path.parent for path in sorted(step.glob(f"*/{_METADATA}"))]
 
 
-def _step(folder: Path) -> Path:
+def _last_orbax_step(folder: Path) -> Path:
     """The last step in the folder of a run; any other folder is returned unchanged."""
     steps = [path for path in folder.iterdir() if _is_step(path)] if folder.is_dir() else []
-    steps = [path for path in steps if _inner(path)]
+    steps = [path for path in steps if _items_with_arrays(path)]
     return max(steps, key=lambda path: int(re.sub(r"\D", "", path.name)), default=folder)
 
 
@@ -467,7 +467,7 @@ def _copy_beside(
     return left_out
 
 
-def _key(path: str) -> str:
+def _sharding_key(path: str) -> str:
     return base64.b64encode(path.replace("/", ".").encode()).decode()
 
 
@@ -476,11 +476,11 @@ def database(folder: Path, context: ts.Context | None = None) -> ts.KvStore:
     return ts.KvStore.open(_ocdbt(folder), context=context).result()
 
 
-def _path(entry: Json) -> str:
+def _entry_path(entry: Json) -> str:
     return "/".join(str(key["key"]) for key in entry["key_metadata"])
 
 
-def _chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _new_chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The chunk shape of a new array.
 
     It keeps the number of chunks along each axis if the new size is divisible by it, and otherwise
@@ -493,16 +493,16 @@ def _chunk(old: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
-def _resized(metadata: Json, shape: tuple[int, ...], chunk: tuple[int, ...]) -> Json:
+def _zarr_metadata(metadata: Json, shape: tuple[int, ...], chunk: tuple[int, ...]) -> Json:
     """The metadata of a zarr array with another shape."""
     if "chunk_grid" not in metadata:
         return {**metadata, "shape": list(shape), "chunks": list(chunk)}
     grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk)}}
-    codecs = [_codec(codec, chunk) for codec in metadata.get("codecs", [])]
+    codecs = [_zarr_codec(codec, chunk) for codec in metadata.get("codecs", [])]
     return {**metadata, "shape": list(shape), "chunk_grid": grid, "codecs": codecs}
 
 
-def _codec(codec: Json, chunk: tuple[int, ...]) -> Json:
+def _zarr_codec(codec: Json, chunk: tuple[int, ...]) -> Json:
     """Adapt a codec to the new chunk shape.
 
     Orbax stores the chunks of a shard in a ``sharding_indexed`` codec. In the new array, each shard

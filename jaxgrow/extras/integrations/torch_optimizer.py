@@ -32,7 +32,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, not_co
 from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.source import Grown, Leaf, Source
 from jaxgrow.extras.integrations import torch_reader
-from jaxgrow.extras.integrations.torch_reader import Torch, imported
+from jaxgrow.extras.integrations.torch_reader import Torch, import_module_of
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
 from jaxgrow.untrusted import checked_tree, chosen_file, copy_tree, narrow_permissions, one_line
@@ -277,7 +277,7 @@ def read_optimizer(file: Path, model: HuggingFace) -> tuple[OptimizerState, dict
       CheckpointError: the file is damaged, holds no optimizer state, or has another number of
         parameters than the model.
     """
-    torch = imported("torch")
+    torch = import_module_of("torch")
     real = chosen_file(file)
     try:
         torch_reader.check_pickle(real)
@@ -330,7 +330,7 @@ def write_optimizer(
       state: the optimizer state.
       like: the content of the old file, whose learning rates and other settings are kept.
     """
-    torch = imported("torch")
+    torch = import_module_of("torch")
     groups = []
     entries = {}
     begin = 0
@@ -361,8 +361,8 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     Returns:
       The names of each group.
     """
-    torch = imported("torch")
-    transformers = imported("transformers")
+    torch = import_module_of("torch")
+    transformers = import_module_of("transformers")
     config = transformers.AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
     with torch.device("meta"):
         module = getattr(transformers, model.family.architecture)(config)
@@ -423,7 +423,7 @@ def read_distributed(folder: Path, model: HuggingFace) -> tuple[OptimizerState, 
     Raises:
       CheckpointError: no entry belongs to a parameter of the model.
     """
-    torch = imported("torch")
+    torch = import_module_of("torch")
     reader, described = torch_reader.open_reader(folder)
     content = {
         key: torch.empty(tuple(about.size), dtype=about.properties.dtype)
@@ -454,7 +454,7 @@ def write_distributed(
       state: the state of the grown model.
       like: all entries of the old folder.
     """
-    torch = imported("torch")
+    torch = import_module_of("torch")
     of = state_keys(like, model)
     content = {key: x for key, x in like.items() if key not in of}
     for key, x in _entries_like(of, state).items():

@@ -87,18 +87,18 @@ print("null")
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Torch:
-        torch = imported("torch")
+        torch = import_module_of("torch")
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         if name not in _CLASSES.get(module, ()):
             raise pickle.UnpicklingError(
                 f"it contains {module}.{name}, which is no part of the metadata of PyTorch"
             )
-        imported(module)
+        import_module_of(module)
         return super().find_class(module, name)
 
 
-def imported(name: str) -> Torch:
+def import_module_of(name: str) -> Torch:
     """Import a module of PyTorch or transformers.
 
     Raises:
@@ -170,7 +170,7 @@ def is_tensor(about: object) -> bool:
 
 def load_entries(reader: Torch, entries: dict[str, Torch]) -> None:
     """Read entries of a folder in place: tensors, and the bytes of all others as `io.BytesIO`."""
-    checkpoint = imported("torch.distributed.checkpoint")
+    checkpoint = import_module_of("torch.distributed.checkpoint")
     planner = _classes()["load"]()
     try:
         checkpoint.load(entries, storage_reader=reader, planner=planner, no_dist=True)
@@ -182,7 +182,7 @@ def load_entries(reader: Torch, entries: dict[str, Torch]) -> None:
 
 def save_entries(entries: dict[str, Torch], folder: Path) -> None:
     """Write entries to a new folder. An `io.BytesIO` of `load_entries` is written unchanged."""
-    checkpoint = imported("torch.distributed.checkpoint")
+    checkpoint = import_module_of("torch.distributed.checkpoint")
     target = checkpoint.FileSystemWriter(folder)
     checkpoint.save(entries, storage_writer=target, planner=_classes()["save"](), no_dist=True)
 
@@ -190,7 +190,7 @@ def save_entries(entries: dict[str, Torch], folder: Path) -> None:
 @lru_cache
 def _classes() -> dict[str, Torch]:
     """The classes that extend PyTorch's, which is imported only when it is needed."""
-    checkpoint = imported("torch.distributed.checkpoint")
+    checkpoint = import_module_of("torch.distributed.checkpoint")
 
     class Reader(checkpoint.FileSystemReader):
         checked: Torch = None

@@ -20,7 +20,7 @@ import numpy as np
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.extras.integrations import torch_reader
 from jaxgrow.extras.integrations.orbax_tree import Array
-from jaxgrow.extras.integrations.torch_reader import METADATA, Torch, imported, is_tensor
+from jaxgrow.extras.integrations.torch_reader import METADATA, Torch, import_module_of, is_tensor
 
 _STATE = re.compile(r"^optimizer\.state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
 _MODEL = "model/"
@@ -47,13 +47,15 @@ class TorchTree:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.item = _step(folder)
+        self.item = _last_torch_step(folder)
         self.left_out: list[str] = []
-        self._torch = imported("torch")
+        self._torch = import_module_of("torch")
         self._reader, about = torch_reader.open_reader(self.item, folder)
-        self._about = {_path(key): entry for key, entry in about.items() if is_tensor(entry)}
+        self._about = {
+            _path_of_entry(key): entry for key, entry in about.items() if is_tensor(entry)
+        }
         self.arrays = {
-            path: Array(tuple(entry.size), _dtype(entry.properties.dtype), tuple(entry.size))
+            path: Array(tuple(entry.size), _numpy_dtype(entry.properties.dtype), tuple(entry.size))
             for path, entry in self._about.items()
         }
         self.objects = [key for key, entry in about.items() if not is_tensor(entry)]
@@ -62,7 +64,7 @@ class TorchTree:
         """Read one tensor, with all its shards."""
         about = self._about[path]
         tensor = self._torch.empty(tuple(about.size), dtype=about.properties.dtype)
-        torch_reader.load_entries(self._reader, {key(path): tensor})
+        torch_reader.load_entries(self._reader, {entry_name(path): tensor})
         if tensor.dtype == self._torch.bfloat16:
             return tensor.view(self._torch.uint16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
@@ -85,7 +87,7 @@ class TorchWriter:
         self._source = source
         self._item = folder / source.item.relative_to(source.folder)
         self._item.mkdir(parents=True, exist_ok=True)
-        self._torch = imported("torch")
+        self._torch = import_module_of("torch")
         self._parts: list[str] = []
 
     def write(self, path: str, x: np.ndarray, like: str) -> None:
@@ -95,7 +97,7 @@ class TorchWriter:
             tensor = self._torch.from_numpy(x.view(np.uint16)).view(self._torch.bfloat16)
         else:
             tensor = self._torch.from_numpy(x)
-        self._save({key(path): tensor})
+        self._save({entry_name(path): tensor})
 
     def finish(
         self, places: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], processes: int = 1
@@ -119,8 +121,8 @@ class TorchWriter:
         for path, like in places.items():
             if path.startswith(_MODEL) and path not in self._source.arrays:
                 # A new layer has the settings of the layer that it was made from.
-                old = f".{key(like)}."
-                new = f".{key(path)}."
+                old = f".{entry_name(like)}."
+                new = f".{entry_name(path)}."
                 objects |= {k.replace(old, new): x for k, x in objects.items() if old in k}
         if objects:
             self._save(objects)
@@ -159,11 +161,11 @@ def is_distributed(folder: Path) -> bool:
     return (folder / METADATA).is_file() or any(folder.glob(f"*/{METADATA}"))
 
 
-def key(path: str) -> str:
+def entry_name(path: str) -> str:
     """The name of the entry of a path.
 
     Example:
-      >>> key("optimizer/exp_avg/norm/weight"), key("model/norm/weight")
+      >>> entry_name("optimizer/exp_avg/norm/weight"), key("model/norm/weight")
       ('optimizer.state.norm.weight.exp_avg', 'norm.weight')
     """
     if not path.startswith(_OPTIMIZER):
@@ -173,7 +175,7 @@ def key(path: str) -> str:
     return f"optimizer.state.{parameter.replace('/', '.')}.{kind}"
 
 
-def _path(name: str) -> str:
+def _path_of_entry(name: str) -> str:
     found = _STATE.match(name)
     if not found:
         return _MODEL + name.replace(".", "/")
@@ -181,12 +183,12 @@ def _path(name: str) -> str:
     return f"{_OPTIMIZER}{kind}/{found['parameter'].replace('.', '/')}"
 
 
-def _dtype(dtype: object) -> np.dtype:
+def _numpy_dtype(dtype: object) -> np.dtype:
     name = str(dtype).removeprefix("torch.")
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
-def _step(folder: Path) -> Path:
+def _last_torch_step(folder: Path) -> Path:
     steps: dict[int, Path] = {}
     for path in folder.glob(f"*/{METADATA}"):
         if number := re.search(r"\d+$", path.parent.name):
