@@ -63,7 +63,7 @@ def plot_maps(maps: Maps, path: Path) -> None:
     for name, matrices in maps.coefficients["width"].items():
         for role, m in matrices.items():
             panels.append(plot.Panel(f"{name}, {role}", m if m.ndim == 2 else m.mean(0), (name,)))
-    save_figure(plot.figure(panels), path)
+    save_figure(plot.panel_figure(panels), path)
 
 
 def plot_memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
