@@ -242,14 +242,14 @@ def _entries_of(node: Tree) -> Entries:
     """Return the entries of a dict, or of a list by their indices; empty for other nodes."""
     if _is_mapping(node):
         return dict(node)
-    return dict(enumerate(node)) if _is_sequence(node) else {}
+    return dict(enumerate(node)) if _is_list_of_nodes(node) else {}
 
 
 def _is_mapping(node: Tree) -> TypeGuard[Mapping[str | int, Tree]]:
     return isinstance(node, Mapping)
 
 
-def _is_sequence(node: Tree) -> TypeGuard[Sequence[Tree]]:
+def _is_list_of_nodes(node: Tree) -> TypeGuard[Sequence[Tree]]:
     named = hasattr(node, "_fields")
     return isinstance(node, list | tuple) and not named and not is_names(node)
 

@@ -73,7 +73,7 @@ def on_host(node):
 
 def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
     given = third_party.drawn(params(nnx.eval_shape(lambda: Model(**SMALL))), np.float32)
-    model = jaxgrow.extras.integrations.nnx.build(lambda: Model(**SMALL), given)
+    model = jaxgrow.extras.integrations.nnx.build_nnx(lambda: Model(**SMALL), given)
     optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
     first = [step(model, optimizer, tokens())[1] for _ in range(STEPS)]
     before, _ = step(nnx.clone(model), nnx.clone(optimizer), tokens())
@@ -82,17 +82,17 @@ def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
     old = sizes(stack_layers(params(model), "layers/{}"), axes)
 
     growth = operators.hypercloning(old, WIDE)
-    wide = jaxgrow.extras.integrations.nnx.grow(
+    wide = jaxgrow.extras.integrations.nnx.grow_nnx(
         model, growth, axes, lambda: Model(**SMALL | WIDE), "layers/{}"
     )
-    of_wide = jaxgrow.extras.integrations.nnx.grow_optimizer(
+    of_wide = jaxgrow.extras.integrations.nnx.grow_nnx_optimizer(
         optimizer, model, growth, axes, wide, "copy", "layers/{}"
     )
     deeper = operators.llama_pro(old, {"layers": LARGE["layers"]})
-    large = jaxgrow.extras.integrations.nnx.grow(
+    large = jaxgrow.extras.integrations.nnx.grow_nnx(
         wide, deeper, axes, lambda: Model(**LARGE), "layers/{}"
     )
-    of_large = jaxgrow.extras.integrations.nnx.grow_optimizer(
+    of_large = jaxgrow.extras.integrations.nnx.grow_nnx_optimizer(
         of_wide, wide, deeper, axes, large, "copy", "layers/{}"
     )
     assert large.layers[2].up.out_features == LARGE["mlp"]
@@ -136,14 +136,14 @@ def test_build_sets_parameters_and_keeps_other_state():
         )
 
     given = jax.tree.map(lambda x: x + 1, params(make()))
-    built = jaxgrow.extras.integrations.nnx.build(make, given)
+    built = jaxgrow.extras.integrations.nnx.build_nnx(make, given)
     jax.tree.map(np.testing.assert_array_equal, params(built), given)
     np.testing.assert_array_equal(built(jnp.ones((4, 2))) == 0, make()(jnp.ones((4, 2))) == 0)
     with pytest.raises(
         ValueError,
         match=re.escape("layers/0/kernel: has shape (2, 4), but (2, 3) in the larger model"),
     ):
-        jaxgrow.extras.integrations.nnx.build(
+        jaxgrow.extras.integrations.nnx.build_nnx(
             make, jax.tree.map(lambda x: jnp.ones((*x.shape[:-1], 4)), given)
         )
 

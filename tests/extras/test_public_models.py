@@ -120,7 +120,7 @@ def tunix() -> tuple[Stranger, dict]:
         return nnx.as_pure(nnx.state(nnx.eval_shape(llama_of_nnx(sizes)), nnx.Param))
 
     def apply(sizes):
-        return lambda params, tokens: jaxgrow.extras.integrations.nnx.build(
+        return lambda params, tokens: jaxgrow.extras.integrations.nnx.build_nnx(
             llama_of_nnx(sizes), params
         )(tokens, POSITIONS, None, mask)[0]
 
@@ -198,13 +198,13 @@ def test_each_axis_that_is_read_must_be_said_to_be(journey):
 
 
 def test_a_model_of_nnx_is_grown_as_a_model():
-    """The `nnx` integration grows a model bitwise like `grow`, and the graph has the new sizes."""
+    """The `nnx` integration grows a model bitwise like `grow_nnx`, and the graph has the new sizes."""
     stranger = named(*tunix())
     given = third_party.drawn(stranger.shapes(SMALL_GQA), np.float32)
-    model = jaxgrow.extras.integrations.nnx.build(llama_of_nnx(SMALL_GQA), given)
+    model = jaxgrow.extras.integrations.nnx.build_nnx(llama_of_nnx(SMALL_GQA), given)
     axes = stack_layers(from_rules(given, stranger.rules), "layers/{}")
     growth = operators.hypercloning(sizes(stack_layers(given, "layers/{}"), axes), WIDE_GQA)
-    wide = jaxgrow.extras.integrations.nnx.grow(
+    wide = jaxgrow.extras.integrations.nnx.grow_nnx(
         model, growth, axes, llama_of_nnx({**SMALL_GQA, **WIDE_GQA}), "layers/{}"
     )
     stacked = jaxgrow.grow(growth, stack_layers(given, "layers/{}"), axes)

@@ -112,7 +112,7 @@ def test_in_a_compiled_function_on_an_explicit_mesh_too():
 
 @pytest.fixture
 def in_small_pieces(monkeypatch):
-    """Make `grow` compute results row by row."""
+    """Make `grow_nnx` compute results row by row."""
     monkeypatch.setattr(_sharded, "LEAST_BUDGET", 1)
     apply._program.clear_cache()
     yield
@@ -212,8 +212,8 @@ def test_a_model_of_nnx_and_its_optimizer_compile_once():
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
     def both(growth):
-        wider = of_nnx.grow(model, growth, names, larger)
-        of_nnx.grow_optimizer(optimizer, model, growth, names, wider, "exact")
+        wider = of_nnx.grow_nnx(model, growth, names, larger)
+        of_nnx.grow_nnx_optimizer(optimizer, model, growth, names, wider, "exact")
 
     growths = [operators.fpi({"mlp": 6}, {"mlp": 12}, seed) for seed in (0, 0, 1)]
     assert [compilations(partial(both, growth)) for growth in growths][1:] == [0, 0]

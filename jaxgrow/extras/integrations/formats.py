@@ -323,12 +323,12 @@ def solve_sizes(
         for group, size in flat.items():
             unknown = [name for name in group.strip("()").split() if name not in sizes]
             if len(unknown) == 1:
-                sizes[unknown[0]] = size // _group_size(sizes, group, unknown)
+                sizes[unknown[0]] = size // _flat_size(sizes, group, unknown)
     sizes = grouped_sizes(sizes)
     wrong = {
         group: size
         for group, size in flat.items()
-        if not set(group.strip("()").split()) <= sizes.keys() or _group_size(sizes, group) != size
+        if not set(group.strip("()").split()) <= sizes.keys() or _flat_size(sizes, group) != size
     }
     if wrong:
         raise CheckpointError(
@@ -338,7 +338,7 @@ def solve_sizes(
     return sizes
 
 
-def _group_size(sizes: Mapping[str, int], group: str, without: Sequence[str] = ()) -> int:
+def _flat_size(sizes: Mapping[str, int], group: str, without: Sequence[str] = ()) -> int:
     return math.prod(sizes[n] for n in group.strip("()").split() if n not in without)
 
 

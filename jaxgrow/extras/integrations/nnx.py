@@ -48,7 +48,7 @@ def axes(model: nnx.Module) -> Axes:
     return jax.tree.map(tuple, specs, is_leaf=lambda s: isinstance(s, jax.sharding.PartitionSpec))
 
 
-def build(make: Callable[[], M], params: Params) -> M:
+def build_nnx(make: Callable[[], M], params: Params) -> M:
     """Construct a model with the given parameters, without allocating its initial parameters.
 
     Other variables, such as the random keys of dropout, are initialised by ``make``.
@@ -66,7 +66,7 @@ def build(make: Callable[[], M], params: Params) -> M:
         all differences.
 
     Example:
-      >>> model = build(lambda: nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0)), {"kernel": jnp.ones((2, 3))})
+      >>> model = build_nnx(lambda: nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0)), {"kernel": jnp.ones((2, 3))})
       >>> model(jnp.ones(2)).tolist()
       [2.0, 2.0, 2.0]
     """
@@ -88,7 +88,7 @@ def _other_variables(make: Callable[[], nnx.Module]) -> Tree:
     return nnx.as_pure(nnx.state(make(), nnx.Not(nnx.Param)))
 
 
-def grow(
+def grow_nnx(
     model: M, growth: Growth, axes: Axes, make: Callable[[], M], layers: str | None = None
 ) -> M:
     """Grow a model of Flax NNX, as `jaxgrow.grow` grows a parameter tree.
@@ -98,7 +98,7 @@ def grow(
       growth: the growth, as for `jaxgrow.grow`.
       axes: the axis names of the parameters, from `jaxgrow.from_rules` or `axes`. With ``layers``,
         the names are those of the stacked parameters.
-      make: the constructor of the larger model, as for `build`.
+      make: the constructor of the larger model, as for `build_nnx`.
       layers: the path of the layers, such as ``"layers/{}"``, as for `jaxgrow.stack_layers`.
         Required if the growth changes ``layers`` and the model stores its layers separately.
 
@@ -106,7 +106,7 @@ def grow(
       The larger model; ``model`` does not change.
 
     Raises:
-      ValueError: as `jaxgrow.grow`, `jaxgrow.stack_layers`, and `build`.
+      ValueError: as `jaxgrow.grow`, `jaxgrow.stack_layers`, and `build_nnx`.
 
     Example:
       >>> from jaxgrow import from_rules, operators
@@ -115,14 +115,14 @@ def grow(
       ...     return nnx.Sequential(layers[0], nnx.relu, layers[1])
       >>> model, rules = make(3), {"layers/0/kernel": ("embed.in", "mlp"), "layers/2/kernel": ("mlp.in", "embed")}
       >>> names = from_rules(nnx.as_pure(nnx.state(model, nnx.Param)), rules)
-      >>> wider = grow(model, operators.hypercloning({"mlp": 3}, {"mlp": 6}), names, lambda: make(6))
+      >>> wider = grow_nnx(model, operators.hypercloning({"mlp": 3}, {"mlp": 6}), names, lambda: make(6))
       >>> bool(jnp.allclose(wider(jnp.ones(2)), model(jnp.ones(2)), atol=1e-6))
       True
     """
-    return build(make, _unstacked(apply.grow(growth, _params(model, layers), axes), layers))
+    return build_nnx(make, _unstacked(apply.grow(growth, _params(model, layers), axes), layers))
 
 
-def grow_optimizer(
+def grow_nnx_optimizer(
     optimizer: nnx.Optimizer,
     model: nnx.Module,
     growth: Growth,
@@ -136,11 +136,11 @@ def grow_optimizer(
     Args:
       optimizer: the optimizer of ``model``.
       model: the model before the growth.
-      growth: the growth, as for `grow`.
-      axes: the axis names of the parameters, as for `grow`.
-      grown: the result of `grow` for the model.
+      growth: the growth, as for `grow_nnx`.
+      axes: the axis names of the parameters, as for `grow_nnx`.
+      grown: the result of `grow_nnx` for the model.
       policy: the policy for the moments, as for `jaxgrow.grow_optimizer`.
-      layers: the path of the layers, as for `grow`.
+      layers: the path of the layers, as for `grow_nnx`.
 
     Returns:
       An optimizer of ``grown`` with the same gradient transformation.
@@ -155,9 +155,9 @@ def grow_optimizer(
       ...     return nnx.Linear(2, size, use_bias=False, rngs=nnx.Rngs(0))
       >>> model, growth = make(3), operators.hypercloning({"mlp": 3}, {"mlp": 6})
       >>> names = from_rules(nnx.as_pure(nnx.state(model, nnx.Param)), {"kernel": ("embed.in", "mlp")})
-      >>> wider = grow(model, growth, names, lambda: make(6))
+      >>> wider = grow_nnx(model, growth, names, lambda: make(6))
       >>> optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
-      >>> grow_optimizer(optimizer, model, growth, names, wider, "copy").opt_state[0].mu["kernel"].shape
+      >>> grow_nnx_optimizer(optimizer, model, growth, names, wider, "copy").opt_state[0].mu["kernel"].shape
       (2, 6)
     """
     state = nnx.as_pure(optimizer.opt_state)

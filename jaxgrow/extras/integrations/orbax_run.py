@@ -339,7 +339,7 @@ def growth_jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, Grow
         jobs[place.template] = GrowthJob(
             place, lambda x, t=terms, n=place.names: np.asarray(grow_leaf(t, n, x))
         )
-    _check_moments(run)
+    _check_state_arrays(run)
     unknown = [place.template for _, place in run.states if place.power is None]
     if policy == "exact" and unknown:
         raise CheckpointError(
@@ -363,7 +363,7 @@ def growth_jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, Grow
     return jobs
 
 
-def _check_moments(run: OrbaxRun) -> None:
+def _check_state_arrays(run: OrbaxRun) -> None:
     """Check that the axes of every moment are known, and that it has real numbers.
 
     Raises:
