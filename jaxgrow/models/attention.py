@@ -4,7 +4,7 @@ Shape suffixes: B batch, T queries, S keys, H query heads, G key/value heads, K 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ import numpy as np
 from jaxgrow.registry import Registry
 from jaxgrow.sharding import current_platform, sequence_parts
 
+# Which keys each query sees; None: all of them.
+Mask: TypeAlias = jax.Array | np.ndarray | None
 By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
 
 # The number of queries in a block of causal attention in XLA.
@@ -43,11 +45,11 @@ class ScoreForm(NamedTuple):
 
     scale: float | None = None
     cap: float = 0.0
-    window: Any = None
-    positions_BT: Any = None
-    sinks_H: Any = None
-    bias_BHTS: Any = None
-    segments_BT: Any = None
+    window: int | jax.Array | None = None
+    positions_BT: jax.Array | None = None
+    sinks_H: jax.Array | None = None
+    bias_BHTS: jax.Array | None = None
+    segments_BT: jax.Array | None = None
 
     @property
     def plain(self) -> bool:
@@ -111,6 +113,7 @@ def attention(
     if not causal or q_BTHK.dtype == jnp.float64:
         seen_BHTS = _in_segment(seen_BHTS, form.segments_BT, 0, length)
         return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
+    assert seen_BHTS is not None  # causal
     blocks = []
     for begin, end in query_blocks(length):
         mask = _in_segment(seen_BHTS[:, :, begin:end, :end], form.segments_BT, begin, end)
@@ -133,11 +136,11 @@ def _chosen_kernel(by: By, q_BTHK, k_BSGK, masked: bool, form: ScoreForm) -> str
     return "xla" if why else kernel
 
 
-def _seen(length: int, causal: bool, mask_BS: Any, form: ScoreForm) -> Any:
+def _seen(length: int, causal: bool, mask_BS: jax.Array | None, form: ScoreForm) -> Mask:
     """Return which keys each query sees, bool, broadcastable to [B, H, T, S]; None: all keys."""
     # The mask is a constant. If the program computed it, XLA would fuse it differently inside a
     # conditional, and the results of the same layer would not be bitwise identical.
-    seen_BHTS: Any = np.tri(length, dtype=bool)[None, None] if causal else None
+    seen_BHTS: Mask = np.tri(length, dtype=bool)[None, None] if causal else None
     if form.window is not None:
         positions_BT = np.arange(length)[None] if form.positions_BT is None else form.positions_BT
         near_B1TS = abs(positions_BT[:, None, :, None] - positions_BT[:, None, None]) < form.window
@@ -148,7 +151,7 @@ def _seen(length: int, causal: bool, mask_BS: Any, form: ScoreForm) -> Any:
     return seen_BHTS
 
 
-def _in_segment(seen_BHTS: Any, segments_BT: Any, begin: int, end: int) -> Any:
+def _in_segment(seen_BHTS: Mask, segments_BT: jax.Array | None, begin: int, end: int) -> Mask:
     """Return ``seen`` for the queries ``begin .. end - 1``, but only the keys of their segments."""
     if segments_BT is None:
         return seen_BHTS

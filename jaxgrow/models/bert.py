@@ -6,7 +6,7 @@ F mlp, V vocab, C classes, P rows of the position embedding, Y token types, L la
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ
+from jaxgrow.axes.names import BELOW, READ, Tree
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import segment_positions
 from jaxgrow.models.bottleneck import add_adapter
@@ -204,7 +204,7 @@ class BERT(Encoder):
                 x_BTD = x_BTD + types_YD[None, :1]
         return self.norm("embedding_norm", "embed" + BELOW)(x_BTD)
 
-    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
+    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Tree:
         c = self.config
         if c.norm == "pre":
             x_BTD = self.norm("final_norm")(x_BTD)

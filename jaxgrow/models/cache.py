@@ -5,12 +5,12 @@ head_dim, L layers.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxgrow.axes.names import Params, Tree
 from jaxgrow.models.attention import put_at
 from jaxgrow.sharding import split_batch
 
@@ -32,9 +32,9 @@ class Past:
         undefined.
     """
 
-    keys: Any = None
-    values: Any = None
-    lengths_B: Any = None
+    keys: Tree = None
+    values: Tree = None
+    lengths_B: Tree = None
 
     def positions_BT(self, length: int) -> jax.Array:
         """Return the positions of the next ``length`` tokens; [1, T] if the cache is empty."""
@@ -62,7 +62,7 @@ class Past:
 
 def run_after(
     apply: Callable,
-    stacked: Any,
+    stacked: Params,
     x_BTD: jax.Array,
     past: Past,
     last_B: jax.Array,

@@ -16,6 +16,7 @@ from jaxgrow import typed
 from jaxgrow.axes.names import (
     Axes,
     Params,
+    Tree,
     axis_kind,
     axis_of,
     is_layers,
@@ -45,7 +46,7 @@ SHARED = "shared"
 WITHOUT_CLASSES = ("tokens", "states")  # heads that have no `classes` axis
 Modality: TypeAlias = Literal["text", "images"]
 # Shapes of a batch: the inputs of the model, and the targets.
-Shapes: TypeAlias = tuple[Any, jax.ShapeDtypeStruct]
+Shapes: TypeAlias = tuple[Tree, jax.ShapeDtypeStruct]
 
 
 class Cost(NamedTuple):
@@ -253,7 +254,7 @@ class Config:
         """Return tokens [B, T] or images in the form that the module takes."""
         return samples
 
-    def for_task(self, head: Head, classes: int, inputs: Any) -> Self:
+    def for_task(self, head: Head, classes: int, inputs: Tree) -> Self:
         """Return the config of the same model for another task.
 
         Args:
@@ -263,7 +264,7 @@ class Config:
         """
         raise NotImplementedError
 
-    def body_from(self, params: dict[str, Any], old: "Config") -> dict[str, Any]:
+    def body_from(self, params: Params, old: "Config") -> Params:
         """Convert the parameters of another model's body to this config.
 
         Args:
@@ -403,7 +404,7 @@ class Config:
 
         return jax.tree_util.tree_map_with_path(leaf, self.axes(), is_leaf=is_names)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> typed.Json:
         """Return the config as a JSON object, which `from_json` reads."""
         own = {name: list(x) if isinstance(x, tuple) else x for name, x in asdict(self).items()}
         return {"family": type(self).__name__, **own}
@@ -502,7 +503,7 @@ class TextConfig(Config):
         """Return the config of the same model with another head."""
         return replace(self, head=head, classes=classes)
 
-    def for_task(self, head: Head, classes: int, inputs: Any) -> Self:
+    def for_task(self, head: Head, classes: int, inputs: Tree) -> Self:
         return self.with_head(head, classes)
 
     def batch_shapes(self, samples: int) -> Shapes:
@@ -536,7 +537,7 @@ def head_cost(config: TextConfig, length: int) -> float:
     return 2 * config.embed * (config.vocab if config.head == "tokens" else config.classes / length)
 
 
-def _traced(config: Config, key: jax.Array) -> Any:
+def _traced(config: Config, key: jax.Array) -> Params:
     """Return fresh parameters with their axis names, from a single trace of the model."""
     # Parameters do not depend on the kernel. The chosen kernel may not support these devices, and
     # does not support the single position of the example of a text model.

@@ -4,13 +4,13 @@ Shape suffixes: B batch, T positions, D embed, V vocab.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes.names import READ, named_init
+from jaxgrow.axes.names import READ, Tree, named_init
 from jaxgrow.models.config import TextConfig
 from jaxgrow.models.loss import class_logits, last_tokens, token_logits_or_loss, vocabulary_logits
 from jaxgrow.models.model import INIT, Call, Model
@@ -57,7 +57,7 @@ class Decoder(Model):
                 "segment of its own, and leave them out"
             )
 
-    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Any:
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Tree:
         c = self.config
         x_BTD = self.norm("final_norm", "embed" + READ if c.ties else "embed")(x_BTD)
         if c.head == "classes":

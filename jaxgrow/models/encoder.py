@@ -5,13 +5,13 @@ Shape suffixes: B batch, T positions, S positions of the head, D embed, V vocab.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxgrow.axes.names import READ, named_init
+from jaxgrow.axes.names import READ, Tree, named_init
 from jaxgrow.models.config import Array, Shapes, TextConfig
 from jaxgrow.models.decoder import head_kernel
 from jaxgrow.models.loss import token_logits_or_loss
@@ -129,12 +129,12 @@ class Encoder(Model):
                 f"context={config.context} leaves from first_position={config.first_position} on"
             )
 
-    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Any:
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Tree:
         if "positions" in call.inputs:
             x_BTD = jnp.take_along_axis(x_BTD, call.inputs["positions"][..., None], axis=1)
         return self.answer(x_BTD, embeddings["token_embedding"], call)
 
-    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
+    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Tree:
         """Return the output of the head at the positions that it reads."""
         raise NotImplementedError
 
@@ -144,7 +144,7 @@ class Encoder(Model):
         shape = (self.config.embed, self.config.embed)
         return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
 
-    def predicted(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
+    def predicted(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Tree:
         """Return the output of `token_logits_or_loss`, which has a bias for every token of the vocabulary."""
         c = self.config
         head_DV = head_kernel(self, c, embedding_VD)

@@ -8,7 +8,7 @@ mlp, V vocab, C classes, R rotated dimensions of a head, I pairs of them.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -20,7 +20,7 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import LAYERS, POST, READ, VALUE, named_init
+from jaxgrow.axes.names import LAYERS, POST, READ, VALUE, Params, Tree, named_init
 from jaxgrow.axes.size_error import SizeError
 from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
@@ -502,13 +502,13 @@ class Reading(NamedTuple):
       segments_BT: segment ids of the tokens; None: all tokens are in one segment.
     """
 
-    rotation: Any
-    window: Any = None
-    mask_BS: Any = None
-    past: Any = None
-    positions_BT: Any = None
-    normed: Any = True
-    segments_BT: Any = None
+    rotation: Sequence[jax.Array | np.ndarray]
+    window: jax.Array | None = None
+    mask_BS: jax.Array | None = None
+    past: Tree = None
+    positions_BT: jax.Array | None = None
+    normed: jax.Array | bool = True
+    segments_BT: jax.Array | None = None
 
 
 class RotaryAttention(nn.Module):
@@ -680,7 +680,11 @@ def embed_tokens(c: LlamaConfig, embedding_VD: jax.Array, tokens_BT: jax.Array) 
 
 
 def layer_and_blocks(
-    module: nn.Module, c: LlamaConfig, positions: int, mask_BS: Any = None, segments_BT: Any = None
+    module: nn.Module,
+    c: LlamaConfig,
+    positions: int,
+    mask_BS: jax.Array | None = None,
+    segments_BT: jax.Array | None = None,
 ) -> Stack:
     """Return the layers of a compact ``module``.
 
@@ -725,7 +729,12 @@ def layer_and_blocks(
     return Stack(layer, blocks)
 
 
-def _in_segments(c: LlamaConfig, segments_BT: Any, kinds: list[str], whole: list[Any]) -> Any:
+def _in_segments(
+    c: LlamaConfig,
+    segments_BT: jax.Array,
+    kinds: list[str],
+    whole: list[tuple[np.ndarray, np.ndarray]],
+) -> tuple[list, jax.Array]:
     """Return the rotations of each kind of layer, and the row of each token in them, [B, T].
 
     Rows count from the begin of the segment. For "longrope", the rows of short segments are before
@@ -758,7 +767,7 @@ def _in_segments(c: LlamaConfig, segments_BT: Any, kinds: list[str], whole: list
     return both, jnp.where(at_BT + last_BT < c.rope_context, at_BT, at_BT + c.rope_context)
 
 
-def _of_kind(w: Any, *tables: Any) -> tuple:
+def _of_kind(w: Params, *tables: Tree) -> tuple:
     """Return a layer's parameters, and the entry of each table [kinds, ..] for its kind."""
     if not isinstance(w, tuple):
         return w, *(jax.tree.map(lambda a: a[0], table) for table in tables)

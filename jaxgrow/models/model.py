@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
 
-from jaxgrow.axes.names import BELOW, named_init
+from jaxgrow.axes.names import BELOW, Params, Tree, named_init
 from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models.cache import Past, run_after
 from jaxgrow.models.loss import last_tokens
@@ -21,7 +21,7 @@ from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked_blocks
 INIT = nn.initializers.normal(0.02)
 
 
-def tokens_at(values_BT: Any, positions_BS: Any) -> Any:
+def tokens_at(values_BT: jax.Array | None, positions_BS: jax.Array | None) -> jax.Array | None:
     """Return the values of the tokens at some positions; None: at all of them."""
     if values_BT is None or positions_BS is None:
         return values_BT
@@ -31,7 +31,7 @@ def tokens_at(values_BT: Any, positions_BS: Any) -> Any:
 class Call(NamedTuple):
     """The arguments of one call of a model, as `Model` describes them."""
 
-    inputs: Any
+    inputs: Tree
     mask_BS: jax.Array | None = None
     observe: Observe | None = None
     targets: jax.Array | None = None
@@ -41,7 +41,7 @@ class Call(NamedTuple):
     frozen: int = 0
     past: Past | None = None
 
-    def named(self, name: str) -> Any:
+    def named(self, name: str) -> jax.Array | None:
         """Return the input ``name``; None if it is not there."""
         return self.inputs.get(name) if isinstance(self.inputs, Mapping) else None
 
@@ -63,7 +63,7 @@ class Stack(NamedTuple):
     """
 
     layer: Callable
-    blocks: Any
+    blocks: Params
 
 
 class Model(nn.Module):
@@ -174,7 +174,7 @@ class Model(nn.Module):
         """Return the input of the first layer, [B, T, D]."""
         raise NotImplementedError
 
-    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Any:
+    def output(self, x_BTD: jax.Array, embeddings: dict[str, jax.Array], call: Call) -> Tree:
         """Return the output of the model from the output of the last layer."""
         raise NotImplementedError
 
@@ -185,7 +185,9 @@ class Model(nn.Module):
         axes = named_init(init, rows, "embed" + BELOW)
         return self.param(name, axes, (size, self.config.embed))
 
-    def stack_of(self, block: nn.Module, segments_BT: Any = None, **options: Any) -> Stack:
+    def stack_of(
+        self, block: nn.Module, segments_BT: jax.Array | None = None, **options: object
+    ) -> Stack:
         """Create stacked blocks, each called as ``block(x, *scale, **options)``.
 
         The block is detached (``parent=None``): only its init and apply are used. With
@@ -201,7 +203,9 @@ class Model(nn.Module):
 
         return Stack(layer, blocks)
 
-    def run(self, stack: Any, x_BTD: jax.Array, call: Call, **options: Any) -> tuple[Any, Any]:
+    def run(
+        self, stack: Any, x_BTD: jax.Array, call: Call, **options: Any
+    ) -> tuple[jax.Array, Tree]:
         """Run the layers.
 
         Args:

@@ -7,14 +7,14 @@ Shape suffixes: B batch, T positions, P pixels on a side of a patch, C channels,
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ
+from jaxgrow.axes.names import BELOW, READ, Params, Tree
 from jaxgrow.models.config import Config, Head, Shapes
 from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT
@@ -57,11 +57,11 @@ class PatchConfig(Config):
         """Return the config of the same model for another image size and other classes."""
         return replace(self, image=image, classes=classes)
 
-    def for_task(self, head: Head, classes: int, inputs: Any) -> Self:
+    def for_task(self, head: Head, classes: int, inputs: Tree) -> Self:
         return self.for_images(len(inputs), classes)
 
-    def body_from(self, params: dict[str, Any], old: Any) -> dict[str, Any]:
-        if not self.positions or old.modality != self.modality:
+    def body_from(self, params: Params, old: Config) -> Params:
+        if not self.positions or not isinstance(old, PatchConfig):
             return params
         name = "position_embedding"
         return params | {name: resized_positions(params[name], old, self)}

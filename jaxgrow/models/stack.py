@@ -15,17 +15,18 @@ from flax import linen as nn
 from flax import struct
 from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.extend.core import Primitive
 
-from jaxgrow.axes.names import LAYERS
+from jaxgrow.axes.names import LAYERS, Params, Tree
 from jaxgrow.layerdrop.execution import Dropout, KeepMask, conditional, scaled, unbatched
 from jaxgrow.sharding import split_sequences
 
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]
 # A function of a layer's input and output. Its result is returned with the model's output.
-Observe: TypeAlias = Callable[[jax.Array, jax.Array], Any]
+Observe: TypeAlias = Callable[[jax.Array, jax.Array], Tree]
 
 
-def saves_products(primitive: Any, *_: Any, **__: Any) -> bool:
+def saves_products(primitive: Primitive, *_: object, **__: object) -> bool:
     """A policy of `jax.checkpoint` that saves the results of matrix products.
 
     It includes the products of experts and the results of attention kernels.
@@ -46,7 +47,9 @@ POLICIES = {
 # Flax checks the shapes of parameters at each call of a model. With `jit`, the initialisation is
 # traced only once for each block.
 @partial(jax.jit, static_argnums=(0, 2), static_argnames="axis")
-def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS) -> Any:
+def stacked_init(
+    block: nn.Module, key: jax.Array, layers: int, *args, axis: str = LAYERS
+) -> Params:
     """Return the parameters of ``layers`` blocks, stacked along a leading ``axis``.
 
     Operators and layer dropping treat the blocks as layers only if ``axis`` is a layer axis.
@@ -57,7 +60,7 @@ def stacked_init(block: nn.Module, key: jax.Array, layers: int, *args, axis: str
 
 def stacked_blocks(
     module: nn.Module, name: str, block: nn.Module, layers: int, *args, axis: str = LAYERS
-) -> Any:
+) -> Params:
     """Return the stacked blocks of a compact module, as `stacked_init` makes them.
 
     The module gets them as the parameter ``name``. If a LoRA is stored with the kernels of the
@@ -66,7 +69,7 @@ def stacked_blocks(
     given = flatten_dict(module.get_variable("params", name, {}))
     beside = {path: x for path, x in given.items() if path[-1] in ("a", "b")}
 
-    def init(key: jax.Array) -> Any:
+    def init(key: jax.Array) -> Params:
         fresh = stacked_init(block, key, layers, *args, axis=axis)
         return unflatten_dict(flatten_dict(fresh) | beside) if beside else fresh
 
@@ -90,14 +93,14 @@ class KeptTokens:
 
 def run_parts(
     apply: Callable,
-    stacked: Any,
+    stacked: Params,
     x_BTD: jax.Array,
     *,
     kept_tokens: KeptTokens | None = None,
     apply_kept_tokens: Callable | None = None,
     frozen: int = 0,
     **options: Any,
-) -> tuple[Any, Any]:
+) -> tuple[jax.Array, Tree]:
     """Split the stack into parts, and call `run_stack` for each part.
 
     The stack is split where dropped tokens leave and rejoin the residual stream, and above the
@@ -149,14 +152,14 @@ def _kept_rows(of: jax.Array, a: jax.Array | np.ndarray) -> jax.Array:
 
 def run_stack(
     apply: Callable,
-    stacked: Any,
+    stacked: Params,
     x: jax.Array,
     *,
     remat: Literal["auto", Remat],
     scan: bool = True,
     observe: Observe | None = None,
     keep_mask: KeepMask | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[jax.Array, Tree]:
     """Run ``x`` through the blocks, one after the other.
 
     The blocks run in one scan, so that compile time does not grow with depth.
@@ -229,7 +232,7 @@ def _without_padding(layer: Callable) -> Callable:
 
 
 @jax.custom_vjp
-def _differentiated_if(runs: jax.Array, tree: Any) -> Any:
+def _differentiated_if(runs: jax.Array, tree: Tree) -> Tree:
     """Return ``tree``; its gradient is zero unless ``runs``.
 
     `jnp.where` and `jax.lax.stop_gradient` would do the same, but without remat the scan would then
@@ -249,7 +252,7 @@ def _differentiated_if_backward(runs, gradient):
 _differentiated_if.defvjp(_differentiated_if_forward, _differentiated_if_backward)
 
 
-def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:
+def _selected(stacked: Params, keep_mask: KeepMask) -> tuple[Params, Tree, jax.Array | None]:
     """Select the blocks that a keep mask runs.
 
     If the mask contains indices of layers, the parameters of these layers are copied. If it is of
@@ -274,7 +277,7 @@ def _selected(stacked: Any, keep_mask: KeepMask) -> tuple[Any, Any, Any]:
     return stacked, scale, None
 
 
-def _unrolled(body: Callable, x: jax.Array, inputs: Any) -> tuple[jax.Array, Any]:
+def _unrolled(body: Callable, x: jax.Array, inputs: Tree) -> tuple[jax.Array, Tree]:
     """`jax.lax.scan` without a loop.
 
     The gradients of the stacked inputs are concatenated once, because the transpose of

@@ -27,7 +27,7 @@ SLOW = pytest.mark.slow
 def run_as_on(monkeypatch, platform):
     """Choose kernels as in a program for this platform."""
     for where in (module, kernels):
-        monkeypatch.setattr(where, "platform", lambda: platform)
+        monkeypatch.setattr(where, "current_platform", lambda: platform)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from flax import struct
 
 from jaxgrow.axes.names import Params
 from jaxgrow.models.cache import Past
-from jaxgrow.models.config import EXPERTS, Config
+from jaxgrow.models.config import EXPERTS, Array, Config
 from jaxgrow.sharding import axis_parts
 
 # The smallest number of positions that a program is compiled for. This program also serves all
@@ -37,11 +37,11 @@ class Sampling:
     compilation. Without a temperature, the likeliest token is taken.
     """
 
-    temperature: Any = None
-    top_k: Any = None
-    top_p: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
+    temperature: np.float32 | None = None
+    top_k: np.int32 | None = None
+    top_p: np.float32 | None = None
+    min_p: np.float32 | None = None
+    repetition_penalty: np.float32 | None = None
 
 
 def generate(
@@ -237,7 +237,9 @@ def _padded_prompts(texts: list[_Text], longest: int) -> tuple[np.ndarray, np.nd
     return tokens_BP, lengths_B
 
 
-def _so_far(texts: list[_Text], state: Any, ends_E: np.ndarray) -> tuple[np.ndarray, list[_Text]]:
+def _so_far(
+    texts: list[_Text], state: "_State", ends_E: np.ndarray
+) -> tuple[np.ndarray, list[_Text]]:
     """Return which texts are not finished, bool [B], and the texts with their new tokens."""
     going_B, found_BR, counts_B = jax.device_get((state.going_B, state.tokens_BR, state.counts_B))
     now = [
@@ -345,13 +347,13 @@ class _Drawing:
 
     sampling: Sampling
     key: jax.Array
-    ends_E: Any
+    ends_E: np.ndarray
     # The maximum number of tokens of each row.
-    most_B: Any
+    most_B: np.ndarray
     # The index of each row's prompt, and the number of tokens that were sampled before. They
     # determine the random keys.
-    rows_B: Any
-    drawn_B: Any
+    rows_B: Array
+    drawn_B: Array
 
 
 @struct.dataclass
@@ -367,7 +369,7 @@ class _State:
     # The KV cache, up to the token before the last one.
     past: Past
     # Whether a token is in the prompt or was generated. None: no setting depends on it.
-    seen_BV: Any
+    seen_BV: jax.Array | None
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="room")
@@ -418,8 +420,9 @@ def _until(config, params, begin, drawing, until) -> Any:
 
 def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
     """Return the state with one more token of each row."""
-    if state.seen_BV is not None:
-        logits_BV = penalize_repeats(logits_BV, state.seen_BV, drawing.sampling.repetition_penalty)
+    penalty = drawing.sampling.repetition_penalty
+    if state.seen_BV is not None and penalty is not None:
+        logits_BV = penalize_repeats(logits_BV, state.seen_BV, penalty)
     token_B = draw_tokens(
         logits_BV, drawing.sampling, drawing.key, drawing.rows_B, drawing.drawn_B + state.step
     )
@@ -436,7 +439,7 @@ def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
     )
 
 
-def penalize_repeats(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> jax.Array:
+def penalize_repeats(logits_BV: jax.Array, seen_BV: jax.Array, penalty: np.float32) -> jax.Array:
     """Return logits in which tokens that have occurred are less likely.
 
     Positive logits are divided by ``penalty``, and negative logits are multiplied by it.
@@ -451,7 +454,7 @@ def penalize_repeats(logits_BV: jax.Array, seen_BV: jax.Array, penalty: Any) -> 
 
 
 def draw_tokens(
-    logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows_B: jax.Array, steps_B: jax.Array
+    logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows_B: Array, steps_B: Array
 ) -> jax.Array:
     """Sample a token of each row, int32 [B].
 

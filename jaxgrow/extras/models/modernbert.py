@@ -5,12 +5,12 @@ layers.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 from flax import linen as nn
 
-from jaxgrow.axes.names import BELOW, READ
+from jaxgrow.axes.names import BELOW, READ, Tree
 from jaxgrow.models.config import Cost
 from jaxgrow.models.encoder import Encoder, EncoderConfig, mask_of
 from jaxgrow.models.llama import LlamaConfig, embed_tokens, layer_and_blocks, norm
@@ -108,7 +108,7 @@ class ModernBERT(Encoder):
         x_BTD = embed_tokens(self.config, embeddings["token_embedding"], call.inputs["tokens"])
         return norm(self.config, "embedding_norm", self.dtype, "embed" + BELOW)(x_BTD)
 
-    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Any:
+    def answer(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Tree:
         c = self.config
         x_BTD = norm(c, "final_norm", self.dtype)(x_BTD)
         if c.head == "states":
