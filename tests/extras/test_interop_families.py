@@ -538,7 +538,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         (
             "LlamaForCausalLM",
             "upcycle --experts 8 --noise 10",
-            "--noise does not apply to methods that create experts",
+            "--noise: the routers of new experts are random",
         ),
         (
             "LlamaForCausalLM",

@@ -271,7 +271,7 @@ def test_it_is_trained_and_exported(tmp_path):
     assert said["architectures"] == ["ToyForCausalLM"]
     config, params = checkpoints.load(tmp_path / "hf")
     assert config == TOY
-    chex.assert_trees_all_equal(params, runs.load(tmp_path / "run"))
+    chex.assert_trees_all_equal(params, runs.load_params(tmp_path / "run"))
     growth = operators.hypercloning(TOY.sizes(), doubled(TOY, "embed", "mlp"))
     checkpoints.transform(tmp_path / "hf", tmp_path / "wide", growth)
     assert checkpoints.load(tmp_path / "wide")[0] == TOY.resized(growth)
