@@ -51,7 +51,11 @@ FAST = {"link", "FIFO", "truncated", "missing", "pickle"}
 
 def _marks(subject, attack=""):
     slow = bool(attack) and attack not in FAST and not subject.named
-    return [pytest.mark.interop] * bool(subject.needs) + [pytest.mark.slow] * slow
+    return [
+        pytest.mark.extra,
+        *[pytest.mark.interop] * bool(subject.needs),
+        *[pytest.mark.slow] * slow,
+    ]
 
 
 def _table_of(entrance: str) -> str:
