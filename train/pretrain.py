@@ -106,7 +106,8 @@ def main() -> None:
         return say(experiment_list(arguments.config))
     if arguments.show:
         return say(field_table(load_experiment(arguments.config, arguments.set, corpus=False)))
-    hosts.join_processes(arguments.coordinator, arguments.processes, arguments.process)
+    by_hand = (arguments.coordinator, arguments.processes, arguments.process)
+    hosts.JOINING["processes"](*by_hand)
     experiment = hosts.on_all_processes(lambda: load_experiment(arguments.config, arguments.set))
     start = (
         hosts.on_all_processes(lambda: parsed_origin(arguments.start)) if arguments.start else None

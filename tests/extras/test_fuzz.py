@@ -162,7 +162,9 @@ def command(tmp_path, monkeypatch):
     # It takes about a second per call, and other tests cover its errors.
     monkeypatch.setattr(experiment, "shapes", lambda *_: None)
     monkeypatch.setattr(
-        importlib.import_module("train.common.hosts"), "join_processes", lambda *given: None
+        importlib.import_module("train.common.hosts").JOINING._added,
+        "processes",
+        lambda *given: None,
     )
 
     def reached(*_, **__):

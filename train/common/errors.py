@@ -57,7 +57,7 @@ def exits_cleanly(main: Callable[[], None]) -> None:
 
     If several processes share a run, the first process prints the errors that end all of them. A
     process that fails alone prints its error and exits immediately. The other processes notice
-    this, and exit as well (`train.common.hosts`).
+    this, and exit as well (`train.extras.joining`).
     """
     prepare_messages()
     with interruptible(_several()):

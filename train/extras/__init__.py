@@ -21,6 +21,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "corpus": {"tfds": "train.extras.tfds"},
     "modifier": dict.fromkeys(("rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"),
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
+    "joining": {"processes": "train.extras.joining"},
     "tracker": dict.fromkeys(("wandb", "mlflow"), "train.extras.trackers"),
     "automatic settings": {"memory": "train.extras.aot.estimate"},
     "arguments": {"compare": "train.extras.arguments"},

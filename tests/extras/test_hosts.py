@@ -27,8 +27,9 @@ from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.operators.ligo import LiGO
 from train import pretrain
-from train.common import hosts, watch
+from train.common import hosts
 from train.common.errors import UserError
+from train.extras import joining, watch
 from train.extras.adapting import load_adaptation
 from train.plan.methods import GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
@@ -51,6 +52,7 @@ METHODS = {
 DRIVER = """
 import gc, json, os, signal, sys, time
 from train.common import hosts
+from train.extras import joining
 from train.common.errors import Preempted, UserError, exits_cleanly
 from train.config.experiment import load_experiment
 from train.step import inputs
@@ -61,7 +63,7 @@ from train.state import mesh
 
 gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-hosts.join_processes(address, 2, process)
+joining.join_processes(address, 2, process)
 rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trainer.opened_trackers, mesh._placed
 calls = 0
 
@@ -230,7 +232,7 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
     )
     assert untracked == {"UserError": "process 0: no tracker"}
     runs.assert_close(tmp_path / "run", alone)
-    assert survivor[2].splitlines()[-1] == hosts.LOST
+    assert survivor[2].splitlines()[-1] == joining.LOST
     said = [
         [line for line in end[2].splitlines() if re.match("train|resuming|the run", line)]
         for end in ends
@@ -250,7 +252,7 @@ def test_two_new_processes_resume_after_a_kill(tmp_path, who):
         pretrain.run_experiment(replace(e, mesh=Mesh()), tmp_path / "alone")
     ends = driven(job | {"kill": 2, "who": who})
     assert (ends[1 - who][0], ends[who][0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
-    assert hosts.LOST in ends[1 - who][2]
+    assert joining.LOST in ends[1 - who][2]
     one, other = driven(job)
     assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
@@ -350,7 +352,7 @@ def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
         time.sleep(0.1)
     pair[0].kill()
     (_, _, _), (code, _, said) = ended(pair, within=60)
-    assert code == os.EX_TEMPFAIL and hosts.LOST in said
+    assert code == os.EX_TEMPFAIL and joining.LOST in said
 
 
 # A process stops itself at a moment of the run.
@@ -359,7 +361,7 @@ import os, signal, sys
 from pkgutil import resolve_name
 from train import pretrain
 from train.common.errors import exits_cleanly
-from train.common import watch
+from train.extras import watch
 
 watch.BEAT, watch.SILENCE = 0.5, 8.0
 who, (owner, _, name), calls = sys.argv.pop(1), sys.argv.pop(1).rpartition("."), int(sys.argv.pop(1))
@@ -380,7 +382,7 @@ if who == sys.argv[-1]:
 exits_cleanly(pretrain.main)
 """
 MOMENTS = {
-    "first barrier": ["train.common.hosts._watch", "1"],
+    "first barrier": ["train.extras.joining._watch", "1"],
     "training": ["train.step.inputs.learning_rate", "4"],
     "saving": ["train.store.checkpoint:Checkpoints.save", "2"],
     "export": ["train.store.workdir:Workdir.finish", "1"],
@@ -418,8 +420,9 @@ from glob import glob
 from pathlib import Path
 import jax
 from train.common import hosts
+from train.extras import joining
 
-hosts.join_processes(*(f(a) for f, a in zip((str, int, int), sys.argv[1:])))
+joining.join_processes(*(f(a) for f, a in zip((str, int, int), sys.argv[1:])))
 every = hosts.gather_values([jax.process_index(), jax.process_count()])
 links = [os.readlink(name) for name in glob("/proc/self/fd/*") if os.path.lexists(name)]
 rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").open()]
@@ -435,7 +438,7 @@ def test_processes_find_each_other_and_listen_only_on_the_coordinator_s_address(
     ends = ended(processes(["-c", LISTENING], given, ({}, {}) if given[0] else slurm(2)))
     for process, (found,) in enumerate(map(outcomes, ends)):
         assert found["every"] == [[0, 2], [1, 2]]
-        # by JAX, by `train.common.watch`, and by Gloo
+        # by JAX, by `train.extras.watch`, and by Gloo
         assert len(found["listens"]) >= (2 if process == 0 else 0)
         assert set(found["listens"]) <= LOOPBACK
 
@@ -466,16 +469,16 @@ def test_the_coordinator_of_a_cluster_is_known_before_jax_listens(monkeypatch, v
     monkeypatch.delenv("JAX_COORDINATOR_PORT")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert ":".join(hosts._coordinator(None)) == expected
+    assert ":".join(joining._coordinator(None)) == expected
     port = expected.rpartition(":")[2]
     assert os.environ.get("JAX_COORDINATOR_PORT", port) == port
 
 
 def test_another_address_can_be_given(monkeypatch):
-    assert hosts._bound("127.0.0.1", "7") == "127.0.0.1:7"
-    assert hosts._bound("192.0.2.1", "7") is None  # of another host
+    assert joining._bound("127.0.0.1", "7") == "127.0.0.1:7"
+    assert joining._bound("192.0.2.1", "7") is None  # of another host
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:7")
-    assert hosts._bound("127.0.0.1", "7") is None
+    assert joining._bound("127.0.0.1", "7") is None
 
 
 @pytest.mark.slow
@@ -499,8 +502,8 @@ def test_processes_that_slurm_starts_train_as_one(tmp_path):
     ],
 )
 def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, process, says):
-    code = "import sys; from train import pretrain; from train.common import hosts\n"
-    code += "from train.common.errors import exits_cleanly; hosts.ANSWER = 1\n"
+    code = "import sys; from train import pretrain; from train.extras import joining\n"
+    code += "from train.common.errors import exits_cleanly; joining.ANSWER = 1\n"
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     command = [
         "-c",
@@ -520,6 +523,7 @@ DRIFTING = """
 import sys, time
 from train import pretrain
 from train.common import hosts
+from train.extras import joining
 from train.common.errors import exits_cleanly
 from train.step import programs
 step, late = programs.step, sys.argv.pop(1) == "1"
@@ -552,7 +556,7 @@ def test_processes_wait_for_each_other_at_the_start(tmp_path):
 )
 def test_what_names_no_process_is_refused(given, says):
     with pytest.raises(UserError, match=re.escape(says)):
-        hosts.join_processes(*given)
+        joining.join_processes(*given)
 
 
 # Environment variables of a process that belongs to a job but runs without other processes.
@@ -577,10 +581,10 @@ ALONE = {
 
 @pytest.mark.parametrize("found", ALONE.values(), ids=ALONE)
 def test_one_process_stays_alone(monkeypatch, found):
-    monkeypatch.setattr(hosts.jax.distributed, "initialize", None)
+    monkeypatch.setattr(joining.jax.distributed, "initialize", None)
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    hosts.join_processes()
+    joining.join_processes()
     assert hosts.gather_values({"a": np.pi}) == [{"a": np.pi}]
 
 
@@ -588,8 +592,8 @@ def test_one_of_several_stays_alone_only_if_told(monkeypatch):
     def finds_no_cluster(*_, **__):
         raise ValueError("coordinator_address should be defined.")
 
-    monkeypatch.setattr(hosts.jax.distributed, "initialize", finds_no_cluster)
+    monkeypatch.setattr(joining.jax.distributed, "initialize", finds_no_cluster)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     with pytest.raises(UserError, match="JAX cannot find them; give --coordinator"):
-        hosts.join_processes()
-    hosts.join_processes(processes=1)
+        joining.join_processes()
+    joining.join_processes(processes=1)

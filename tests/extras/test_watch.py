@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from train.common import watch
+from train.extras import watch
 
 ROOT = Path(__file__).parents[2]
 KEY = b"k" * 32
 PEER = """
 import sys, time
-from train.common import watch
+from train.extras import watch
 watch.BEAT, watch.SILENCE = 0.1, 2.0
 if sys.argv[1:]:
     watch.join_watch("127.0.0.1", int(sys.argv[1]), b"k" * 32)
