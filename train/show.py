@@ -22,8 +22,7 @@ from train.analysis import plots
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.config.experiment import Experiment, load_as, load_experiment
-from train.config.stated import stated_report, stated_settings
+from train.config.experiment import SETTINGS_REPORTS, Experiment, load_as, load_experiment
 from train.plan.lifetimes import states
 from train.store.workdir import Workdir
 
@@ -89,7 +88,7 @@ def _settings_only(text: str) -> bool:
         found = load_as(Experiment, text)[1]
     if not hasattr(found, "name"):
         load_as(Experiment, text)  # the error says what the function returns
-    say(stated_report(found.name, stated_settings(text, found)))
+    say(SETTINGS_REPORTS["papers"](text, found))
     return not isinstance(found, Experiment)
 
 

@@ -26,6 +26,7 @@ from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
 from train.common.errors import UserError
 from train.data.text import load_tokenizer
+from train.extras import model_card
 from train.extras.aot.compilation import AotRun
 from train.extras.aot.machines import describe_machine
 from train.extras.evaluation.tasks import evaluate_tasks
@@ -39,7 +40,6 @@ from train.plan.training import Train
 from train.run.run_data import RunData
 from train.run.trainer import run_experiment
 from train.state.optim import Optim
-from train.store import handover
 from train.store.workdir import Workdir
 
 
@@ -359,7 +359,7 @@ def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_
 
 def test_the_source_in_a_model_card_is_the_one_of_the_seed():
     about = {"method": {"Growing": {"source": "runs/small-seed{seed}"}}, "seed": 3}
-    assert handover._base(about) == 'base_model: "small-seed3"\n'
+    assert model_card._base(about) == 'base_model: "small-seed3"\n'
 
 
 def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_path):

@@ -176,6 +176,8 @@ class Experiment:
 AUTOMATIC: Registry[Callable[[Experiment, Callable[[str], None]], Experiment]] = Registry(
     "automatic settings", "train.extras"
 )
+# Each compares the settings of a config, which is named as on the command line, with other sources.
+SETTINGS_REPORTS: Registry[Callable[[str, Any], str]] = Registry("settings report", "train.extras")
 
 
 def with_steps(experiment: Experiment) -> Experiment:

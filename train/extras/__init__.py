@@ -22,6 +22,8 @@ EXTRAS: dict[str, dict[str, str]] = {
     "modifier": dict.fromkeys(("rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"),
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
     "joining": {"processes": "train.extras.joining"},
+    "model card": {"transformers": "train.extras.model_card"},
+    "settings report": {"papers": "train.extras.stated"},
     "tracker": dict.fromkeys(("wandb", "mlflow"), "train.extras.trackers"),
     "automatic settings": {"memory": "train.extras.aot.estimate"},
     "arguments": {"compare": "train.extras.arguments"},

@@ -13,9 +13,8 @@ A finished run has ``result.json`` and the parameters of its last model in the f
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ from jax.sharding import Mesh
 
 from jaxgrow import typed
 from jaxgrow.axes import Tree
-from jaxgrow.checkpoints import Cast, CheckpointError, Loaded, Source, open_checkpoint, orbax
+from jaxgrow.checkpoints import Cast, CheckpointError, open_checkpoint, orbax
 from jaxgrow.checkpoints.io.files import TRANSFORMERS, at_step
 from jaxgrow.checkpoints.io.folders import atomic_file, is_at, lock_file, sync
 from jaxgrow.models import Config, from_json
+from jaxgrow.registry import Registry
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import (
     delete_parts,
@@ -51,7 +52,6 @@ from train.data import special, text
 from train.plan.methods import LARGE
 from train.state.model import TrainState, split_head
 from train.store import checkpoint, intact
-from train.store.handover import write_card, write_inputs
 
 # Settings of a model's config that may differ for another task.
 _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
@@ -74,6 +74,12 @@ _REPLACED = ("jaxgrow.json", "params", *_EARLY)
 _WHAT = ("train", "valid", "tokenizer")
 # The keys of ``config.json`` that are not settings of the experiment.
 _ABOUT = ("corpus", "sources", "changes", "from", "order")
+
+# Each writes the card of a finished run for another library, from the folder of the run, its config
+# and result, the config of its model, and its scores on its task.
+CARDS: Registry[
+    Callable[[Path, Json, Json, Config, Mapping[str, Mapping[str, float]] | None], None]
+] = Registry("model card", "train.extras")
 
 
 class Workdir:
@@ -138,7 +144,7 @@ class Workdir:
     def _keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
         write_record(self._scores, scores)
         result = self.result
-        write_card(self.folder, self.config, result, from_json(result["model"]), scores)
+        CARDS["transformers"](self.folder, self.config, result, from_json(result["model"]), scores)
 
     @property
     def evaluated(self) -> dict[str, dict[str, Any]]:
@@ -189,8 +195,6 @@ class Workdir:
         Raises:
           UserError: the parameters are missing or damaged.
         """
-        if not (self.folder / "params").is_dir():  # finished by a version that did not export them
-            return checkpoint.checkpoint_params(self.checkpoints, LARGE, self.result.get("steps"))
         try:
             return orbax.Orbax(self.folder).params()
         except CheckpointError as error:
@@ -475,11 +479,13 @@ class Workdir:
             with atomic_file(self.folder / "tokenizer.json") as part:
                 text.load_tokenizer(tokenizer).save(str(part))
             special.copy_special_files(text.folder_of(tokenizer), self.folder)
-        write_inputs(self.folder, data, config)
+        inputs = self.folder / TRANSFORMERS
+        inputs.mkdir(exist_ok=True)
+        write_record(inputs / "config.json", data.write_inputs(self.folder, config, inputs))
 
     def _end(self, result: dict[str, Any], config: Config, data: Any) -> None:
         self.keep_inputs(data, config)
-        write_card(self.folder, self.config, result, config, self.scores)
+        CARDS["transformers"](self.folder, self.config, result, config, self.scores)
         # Everything that the result describes must be on the disk before it.
         sync(self.folder)
         write_record(self._result, result)
@@ -513,8 +519,7 @@ def imported_model(
             f"there is neither a finished run nor another model in {folder}; run its config first, with the same seed"
         )
     try:
-        stored = _stored(run, config) if step is None else None
-        source = stored or open_checkpoint(folder)
+        source = open_checkpoint(folder)
         least = Cast(source, "float32", at_least=True)
         params = (source if least.leaves == source.leaves else least).shard(mesh)
     except CheckpointError as error:
@@ -539,16 +544,6 @@ def imported_model(
         cost = checkpoint.checkpoint_record(run.checkpoints / str(step)).cost
         return TrainState(params, None, config), cost.as_json()
     return TrainState(params, None, config), run.result if run.finished else None
-
-
-def _stored(run: Workdir, config: Config) -> Source | None:
-    """The model of a run that was finished by a version that did not export it."""
-    if not run.finished or (run.folder / "params").is_dir():
-        return None
-    return Loaded(
-        replace(from_json(run.result["model"]), **{n: getattr(config, n) for n in config.run_by}),
-        run.params(),
-    )
 
 
 def load_params(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
@@ -591,14 +586,10 @@ def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def _setting_changes(
     there: Mapping[str, Any], here: Mapping[str, Any], step: int
 ) -> list[dict[str, Any]]:
-    """List the settings that differ between two ``config.json`` when a run continues at ``step``.
-
-    A setting that an earlier version did not have is left out.
-    """
+    """List the settings that differ between two ``config.json`` when a run continues at ``step``."""
     return [
         {"step": step, "setting": name, "before": before, "after": after}
         for name, (before, after) in unequal_settings(_own_settings(there), here).items()
-        if before is not None or "." in name
     ]
 
 

@@ -1,9 +1,4 @@
-"""The files that a run writes for `transformers`, from which ``jaxgrow convert RUN DST`` copies.
-
-The folder ``transformers/`` of a run contains the tokenizer or the image processor, the entries of
-``config.json`` about them and, when the run has finished, a model card with its data, plan, cost and
-losses.
-"""
+"""The model card of a finished run, for `transformers`: its data, plan, cost and losses."""
 
 import json
 from collections.abc import Mapping
@@ -15,23 +10,10 @@ from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.checkpoints.io.files import CARD, TRANSFORMERS
 from jaxgrow.models import Config
-from train.common.files import write_record, write_text
-from train.data.dataset import Dataset
+from train.common.files import write_text
+from train.store.workdir import CARDS
 
 _LINE = "\n"
-
-
-def write_inputs(run: Path, data: Dataset, config: Config) -> None:
-    """Write the tokenizer or the image processor of a run, and the entries of ``config.json``.
-
-    Args:
-      run: folder of the run, which has the tokenizer of its data, if they are text.
-      data: data of the experiment.
-      config: config of the model that the run trains.
-    """
-    folder = run / TRANSFORMERS
-    folder.mkdir(exist_ok=True)
-    write_record(folder / "config.json", data.write_inputs(run, config, folder))
 
 
 def write_card(
@@ -144,3 +126,6 @@ def _base(config: Mapping[str, Any]) -> str:
         return ""
     name = Path(source.replace("{seed}", str(config["seed"]))).name
     return f"base_model: {json.dumps(name)}\n"
+
+
+CARDS.add("transformers", write_card)

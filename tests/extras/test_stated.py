@@ -8,8 +8,8 @@ import pytest
 from train import show
 from train.common.errors import UserError
 from train.config.experiment import Experiment, listed_experiments, load_as
-from train.config.stated import paper_statements, stated_report, stated_settings
 from train.extras.labelled.downstream import FineTuning
+from train.extras.stated import paper_statements, stated_report, stated_settings
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = paper_statements()["stated"]

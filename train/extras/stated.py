@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.tables import markdown_table
+from train.config.experiment import SETTINGS_REPORTS
 from train.config.overrides import all_settings
 
 ROOT = Path(__file__).parents[2]
@@ -96,3 +97,10 @@ def stated_report(name: str, found: list[Statement]) -> str:
 
 def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _report_for(config: str, experiment: Any) -> str:
+    return stated_report(experiment.name, stated_settings(config, experiment))
+
+
+SETTINGS_REPORTS.add("papers", _report_for)
