@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "SIGHUP", signal.SIGTERM: "SIGTERM"}
 _begun: list[bool] = []
@@ -31,7 +31,7 @@ def stop_reason(number: int | None) -> str:
     return "a closed output" if number is None else NAMES[signal.Signals(number)]
 
 
-def end_at_once(number: int | None, frame: Any = None) -> NoReturn:
+def end_at_once(number: int | None, frame: object = None) -> NoReturn:
     """End the process with one line. Nothing is lost, because nothing was computed since a save.
 
     An exception is not reliable here: libraries catch it during imports and in callbacks.
@@ -108,7 +108,7 @@ def interruptible(several: bool = False) -> Iterator[None]:
         handler of JAX, and would replace it.
     """
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: object) -> None:
         signal.signal(number, end_at_once)  # a library may catch the exception
         raise KeyboardInterrupt(number)
 

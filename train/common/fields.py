@@ -5,7 +5,8 @@ change with the length of a run (`train.config.lengths`).
 """
 
 from collections.abc import Mapping
-from typing import Any
+
+from jaxgrow.typed import Json
 
 # Values of conditions in the ``used_with`` of a class (`train.config.effect`).
 CHANGED = "changed"
@@ -13,7 +14,7 @@ GIVEN = "given"
 SAME = "same"
 
 
-def named(kinds: Mapping[str, type], *always: str) -> dict[str, Any]:
+def named(kinds: Mapping[str, type], *always: str) -> Json:
     """Return the metadata of a tuple field whose items have names, at most one item for each name.
 
     ``--set drop.theta=0.5`` then sets a field of the item with the name "drop", and adds the item

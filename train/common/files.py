@@ -9,13 +9,14 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
 from jaxgrow.checkpoints.io.folders import atomic_file
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
 
@@ -42,11 +43,11 @@ def write_text(path: Path, content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def write_record(path: Path, content: Any) -> None:
+def write_record(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
-def read_record(path: Path, way_out: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+def read_record(path: Path, way_out: str, keys: Sequence[str] = ()) -> Json:
     """Read the JSON object in ``path``.
 
     Args:
@@ -81,7 +82,7 @@ def read_own(path: Path, way_out: str = "remove it") -> bytes:
         raise UserError(f"{error}; {way_out}") from error
 
 
-def parsed_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
+def parsed_json(content: bytes, keys: Sequence[str] = ()) -> Json:
     """Parse the JSON object in ``content``, which must have these ``keys``.
 
     Raises:
@@ -102,17 +103,17 @@ def parsed_json(content: bytes, keys: Sequence[str] = ()) -> dict[str, Any]:
     return value
 
 
-def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+def write_arrays(path: Path, about: Json, arrays: Json) -> None:
     """Write an npz file of named arrays, with a JSON description ``about``."""
     with atomic_file(path) as part, part.open("wb") as file:
-        every: dict[str, Any] = {"about": json.dumps(about)} | {
+        every: Json = {"about": json.dumps(about)} | {
             name: np.asarray(x) for name, x in arrays.items()
         }
         np.savez(file, **every)
 
 
 def read_arrays(
-    path: Path, make: Callable[[dict[str, Any], dict[str, np.ndarray]], T], what: str, way_out: str
+    path: Path, make: Callable[[Json, dict[str, np.ndarray]], T], what: str, way_out: str
 ) -> T:
     """Return ``make(about, arrays)`` for a file that `write_arrays` wrote.
 

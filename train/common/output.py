@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -16,7 +16,7 @@ class OutputClosed(Exception):
     """The reader of the output has ended, or the terminal was closed."""
 
 
-def say(text: Any, *, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
+def say(text: object, *, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
     """Print a text to ``file`` (default: stdout). Terminal escapes are printed as ``\\x1b``.
 
     Raises:

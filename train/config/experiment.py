@@ -23,6 +23,7 @@ import optax
 from jaxgrow.models import Config
 from jaxgrow.models.config import EXPERTS
 from jaxgrow.registry import Registry
+from jaxgrow.typed import Json
 from train.common.commands import config_file, unknown_experiment
 from train.common.errors import UserError
 from train.common.hosts import is_first
@@ -177,7 +178,9 @@ AUTOMATIC: Registry[Callable[[Experiment, Callable[[str], None]], Experiment]] =
     "automatic settings", "train.extras"
 )
 # Each compares the settings of a config, which is named as on the command line, with other sources.
-SETTINGS_REPORTS: Registry[Callable[[str, Any], str]] = Registry("settings report", "train.extras")
+SETTINGS_REPORTS: Registry[Callable[[str, object], str]] = Registry(
+    "settings report", "train.extras"
+)
 
 
 def with_steps(experiment: Experiment) -> Experiment:
@@ -432,10 +435,10 @@ def _run_differently(phase: Phase, experiment: Experiment) -> list[str]:
     ]
 
 
-def experiment_json(experiment: Experiment) -> dict[str, Any]:
+def experiment_json(experiment: Experiment) -> Json:
     """Return the experiment in the form of ``config.json``; equal experiments have equal forms."""
 
-    def plain(node: Any) -> Any:
+    def plain(node: object) -> Any:
         if isinstance(node, Config):
             return node.as_json()
         if dataclasses.is_dataclass(node):
@@ -456,7 +459,7 @@ def experiment_json(experiment: Experiment) -> dict[str, Any]:
     return json.loads(json.dumps(tagged))
 
 
-def unequal_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+def unequal_settings(old: object, new: object, name: str = "") -> dict[str, tuple[object, object]]:
     """Return the old and the new value of each setting that differs, by its name."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
@@ -468,6 +471,6 @@ def unequal_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any,
     return {} if old == new else {name: (old, new)}
 
 
-def described_differences(old: Any, new: Any) -> list[str]:
+def described_differences(old: object, new: object) -> list[str]:
     """Return the settings that differ: ``["optim.peak_lr: 0.01 and 0.02", ..]``."""
     return [f"{name}: {a!r} and {b!r}" for name, (a, b) in unequal_settings(old, new).items()]

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from jaxgrow.typed import allowed_values, describe_type, field_types, fits_type, type_message
+from jaxgrow.typed import Json, allowed_values, describe_type, field_types, fits_type, type_message
 from train.common.errors import UserError
 
 T = TypeVar("T")
@@ -29,18 +29,18 @@ class _ItemsOfName(NamedTuple):
     def hint(self) -> Any:
         return (field_types(self.kind)[self.only] if self.only else self.kind) | None
 
-    def get(self, node: Any) -> Any:
+    def get(self, node: object) -> Any:
         item = next((x for x in getattr(node, self.field) if type(x) is self.kind), None)
         return getattr(item, self.only) if item is not None and self.only else item
 
-    def replaced(self, node: Any, value: Any) -> tuple[Any, ...]:
+    def replaced(self, node: object, value: object) -> tuple[object, ...]:
         """Return the items of ``node`` with ``value`` for this name."""
         items = getattr(node, self.field)
         new = () if value is None else (self._item(value),)
         at = next((i for i, x in enumerate(items) if type(x) is self.kind), len(items))
         return (*items[:at], *new, *items[at + 1 :])
 
-    def _item(self, value: Any) -> Any:
+    def _item(self, value: object) -> Any:
         if not self.only:
             return value
         item = object.__new__(self.kind)
@@ -57,9 +57,9 @@ def _items_by_name(kind: type) -> dict[str, _ItemsOfName]:
     return names
 
 
-def by_name(node: Any, f: dataclasses.Field) -> dict[str, Any]:
+def by_name(node: object, f: dataclasses.Field) -> Json:
     """Return the items of a field with the metadata `named_items`, in the form of ``config.json``."""
-    out: dict[str, Any] = dict.fromkeys(f.metadata["always"])
+    out: Json = dict.fromkeys(f.metadata["always"])
     names = {item.kind: (name, item) for name, item in _items_by_name(type(node)).items()}
     for value in getattr(node, f.name):
         if type(value) in names:
@@ -171,7 +171,7 @@ class SettingField(NamedTuple):
 
     name: str
     value: Any
-    hint: Any  # the type
+    hint: object  # the type
     default: Any  # `dataclasses.MISSING` if the field has none
     owner: type  # the class of the dataclass that has the field
 
@@ -180,7 +180,7 @@ class SettingField(NamedTuple):
         return describe_type(self.hint)
 
 
-def all_settings(node: Any, name: str = "", unset: bool = False) -> Iterator[SettingField]:
+def all_settings(node: object, name: str = "", unset: bool = False) -> Iterator[SettingField]:
     """Return every field of a dataclass and of the dataclasses inside it, outer fields first.
 
     Args:
@@ -221,7 +221,7 @@ class _Unknown(Exception):
         self.field = field
 
 
-def _similar(node: Any, unknown: str) -> str:
+def _similar(node: object, unknown: str) -> str:
     """Suggest settings to use instead of the field ``unknown``, by the last part of their names."""
     by_last: dict[str, list[str]] = {}
     for setting in all_settings(node, unset=True):
@@ -234,7 +234,7 @@ def _similar(node: Any, unknown: str) -> str:
     return f"did you mean {' or '.join(sorted(names, key=lambda name: name.count('.'))[:4])}?"
 
 
-def _set(node: Any, path: list[str], text: str, name: str) -> Any:
+def _set(node: object, path: list[str], text: str, name: str) -> Any:
     """Return ``node`` with the field at ``path`` set, without validation.
 
     Items of tuples are named by their index: ``method.up.0.lr``.
@@ -280,7 +280,7 @@ def _unset_other(node: Any, name: str) -> None:
         object.__setattr__(node, other, fields[other].default)
 
 
-def _default(hint: Any) -> Any:
+def _default(hint: object) -> Any:
     """Return the only dataclass that a type hint allows, with its defaults, or None."""
     kinds: list[Any] = [kind for kind in allowed_values(hint) if dataclasses.is_dataclass(kind)]
     needed = dataclasses.MISSING
@@ -291,7 +291,7 @@ def _default(hint: Any) -> Any:
     return kinds[0]()
 
 
-def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
+def _valid(node: object, overrides: Sequence[str], name: str = "") -> Any:
     """Build ``node`` again, inner dataclasses first, so that its classes validate their fields.
 
     Args:
@@ -325,14 +325,14 @@ def _valid(node: Any, overrides: Sequence[str], name: str = "") -> Any:
         raise UserError(f"--set {' '.join(own or within)}: {error}") from error
 
 
-def _parse(text: str, hint: Any, name: str) -> Any:
+def _parse(text: str, hint: object, name: str) -> Any:
     for value in _readings(text):
         if fits_type(value, hint):
             return float(value) if type(value) is int and int not in allowed_values(hint) else value
     raise UserError(f"--set {name}: {type_message(text, hint)}")
 
 
-def _readings(text: str) -> Iterator[Any]:
+def _readings(text: str) -> Iterator[object]:
     """Return the values that ``text`` may mean, the most literal one first."""
     try:
         value = ast.literal_eval(text)
@@ -350,7 +350,7 @@ def _readings(text: str) -> Iterator[Any]:
     yield from ((value,) for value in single)  # for a tuple of one
 
 
-def wrong_types(node: Any, name: str = "") -> list[str]:
+def wrong_types(node: object, name: str = "") -> list[str]:
     """Return every field whose value has a wrong type.
 
     For example: ``["optim.warmup: expected int, but got 'long'", ..]``.

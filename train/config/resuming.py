@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from jaxgrow.models import Config
 from jaxgrow.models.config import EXPERTS
+from jaxgrow.typed import Json
 from train.config.experiment import Experiment, unequal_settings
 from train.plan.modifiers import DropLayers
 from train.plan.training import Train
@@ -42,7 +43,7 @@ CLASSES: Mapping[str, Class] = {
 }
 
 
-def class_of(name: str, config: Mapping[str, Any]) -> Class:
+def class_of(name: str, config: Json) -> Class:
     """Return the class of a setting.
 
     Args:
@@ -62,8 +63,8 @@ def class_of(name: str, config: Mapping[str, Any]) -> Class:
 
 
 def resume_conflicts(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
+    old: Json,
+    new: Json,
     bound: Mapping[str, str] | None = None,
     known: bool = False,
 ) -> list[str]:

@@ -1,11 +1,11 @@
 """The data of a run: training samples, validation samples and sensitivity batches."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data import batches
@@ -71,11 +71,11 @@ class RunData:
         return self.training.get_state()["next_index"]
 
     @property
-    def order_so_far(self) -> dict[str, Any]:
+    def order_so_far(self) -> Json:
         """The order of the samples, with the number of those that were read, as JSON."""
         return self.order.until(self.taken, self.source)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """The entries of the result about the data."""
         about = {"order": self.order_so_far, "corpus": self.identity}
         epochs = self.epochs(self.taken)

@@ -16,6 +16,7 @@ from jaxgrow import flops, sharding
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from train.common.errors import Diverged, Preempted, UserError
 from train.common.hosts import (
     connect_processes,
@@ -60,7 +61,7 @@ def run_experiment(
     profile: int = 0,
     keep: Collection[int] = (),
     start: Origin | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Run the plan of ``experiment`` in ``folder``, or continue it from the last checkpoint.
 
     Args:
@@ -109,7 +110,7 @@ def _claimed(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     return sources
 
 
-def _run_plan(setup: "RunSetup", stop: Stop, profile: int, keep: Collection[int]) -> dict[str, Any]:
+def _run_plan(setup: "RunSetup", stop: Stop, profile: int, keep: Collection[int]) -> Json:
     workdir, data = setup.workdir, setup.data
     with setup.opened(stop, profile, keep) as trainer:
         try:
@@ -403,7 +404,7 @@ class Trainer:
         held: Packed,
         metrics: Mapping[str, Any],
         plan: StepPlan,
-        notes: Mapping[str, Any],
+        notes: Json,
     ) -> None:
         """Log, validate and save at the steps that the experiment sets, and stop after a signal.
 
@@ -483,7 +484,7 @@ class Trainer:
         )
         return found
 
-    def save(self, step: int, model: TrainState, notes: Mapping[str, Any]) -> None:
+    def save(self, step: int, model: TrainState, notes: Json) -> None:
         """Save a checkpoint at ``step`` of the phase."""
         models = after(self.plan, self.number, self.models, model)
         self.saved += 1
@@ -545,7 +546,7 @@ class Trainer:
 
     def imported(
         self, folder: str, config: Config, headless: bool = False
-    ) -> tuple[TrainState, dict[str, Any] | None]:
+    ) -> tuple[TrainState, Json | None]:
         where = self.folder.parent / Path(folder).expanduser()
         model, result = on_all_processes(lambda: imported_model(where, config, self.mesh, headless))
         if result is None:
@@ -567,7 +568,7 @@ def _means(values: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
     return total | {f"{k}/{name}": v for name, found in means.items() for k, v in found.items()}
 
 
-def configs_of(models: Mapping[str, TrainState]) -> dict[str, Any]:
+def configs_of(models: Mapping[str, TrainState]) -> Json:
     """Return the config of each model; None if its parameters do not fit the config."""
     return {
         name: model.config.as_json() if model.parametrisation is None else None

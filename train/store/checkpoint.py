@@ -25,6 +25,7 @@ from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import atomic_file, sync, sync_folder
 from jaxgrow.checkpoints.orbax import context_without_deadline
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError, is_full_disk
 from train.common.files import read_own
@@ -215,7 +216,7 @@ def _name_is_taken(path: Path) -> UserError:
     )
 
 
-def stored_trees(model: TrainState) -> dict[str, Any]:
+def stored_trees(model: TrainState) -> Json:
     """Return the parts of a model that a checkpoint stores."""
     rest = {"opt": model.opt, "sensitivity": model.sensitivity, "base": model.base}
     return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
@@ -301,7 +302,7 @@ def _check_squares(where: Path, models: Any) -> None:
             )
 
 
-def saved_models(where: Path) -> dict[str, Any]:
+def saved_models(where: Path) -> Json:
     """Return the shapes of the models of a checkpoint, by name, as Orbax describes them."""
     with _reading(where):
         metadata: Any = ocp.checkpointables_metadata(str(where)).metadata

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxgrow.checkpoints.io.files import at_step
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import read_own, write_bytes
 from train.config.experiment import Experiment, experiment_json
@@ -40,7 +41,7 @@ class Origin:
     folder: Path
     step: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return {"run": str(self.folder), "step": self.step}
 
 
@@ -110,7 +111,7 @@ def restored_origin(
     origin: Origin,
     experiment: Experiment,
     data: Any,
-    identity: Mapping[str, Any],
+    identity: Json,
     mesh: Mesh,
     order: Order,
 ) -> tuple[dict[str, TrainState], RunRecord, list[str]]:
@@ -155,7 +156,7 @@ def restored_origin(
     return models, _unless_stale(record, source.config, experiment.plan), lines
 
 
-def _unless_stale(record: RunRecord, there: Mapping[str, Any], plan: Plan) -> RunRecord:
+def _unless_stale(record: RunRecord, there: Json, plan: Plan) -> RunRecord:
     """Drop the last validation if the new run ends at the checkpoint and it is of an earlier step."""
     step, phase = record.step, plan[record.phase]
     ends = isinstance(phase, Train) and step == phase.end
@@ -183,9 +184,7 @@ def _phase(plan: Plan, saved: RunRecord, label: str, origin: Origin) -> int:
     return saved.phase if saved.phase in fitting else fitting[-1]
 
 
-def _check_models(
-    saved: Mapping[str, Any], expected: Mapping[str, TrainState], origin: Origin
-) -> None:
+def _check_models(saved: Json, expected: Mapping[str, TrainState], origin: Origin) -> None:
     """Check that a checkpoint has the expected models with their optimizer state.
 
     Args:
@@ -226,10 +225,10 @@ def _leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _other_order(
-    there: Mapping[str, Any],
-    here: Mapping[str, Any],
-    corpus: Mapping[str, Any] | None,
-    identity: Mapping[str, Any],
+    there: Json,
+    here: Json,
+    corpus: Json | None,
+    identity: Json,
 ) -> str | None:
     """Name the setting because of which two runs read other samples, or the same in another order."""
     if corpus is not None and any(corpus.get(k) != identity.get(k) for k in ("train", "tokenizer")):

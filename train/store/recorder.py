@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import escape_text, open_regular
 from train.common.errors import Diverged, UserError
 from train.common.hosts import is_first
@@ -53,7 +54,7 @@ class Recorder:
         *,
         flops: float = 0.0,
         trackers: Sequence[Tracker] = (),
-        run: Mapping[str, Any] | None = None,
+        run: Json | None = None,
         most_skipped: int = 0,
     ):
         record = record or CostRecord()
@@ -62,7 +63,7 @@ class Recorder:
         self.ledger = Ledger(record)
         self.progress = Progress(flops, self.ledger.flops, run)
         self._files = _Files(self._workdir, record, trackers) if is_first() else None
-        self._waiting: tuple[int, dict[str, float], dict[str, Any]] | None = None
+        self._waiting: tuple[int, dict[str, float], Mapping[str, Any]] | None = None
 
     def step(self, step: int, metrics: Mapping[str, Any], log: Mapping[str, Any]) -> None:
         """Schedule a line of training for the log.
@@ -176,7 +177,7 @@ class _Files:
         self._board = TensorBoard(workdir.board, record.events)
         self._trackers = list(trackers)
 
-    def write(self, line: Mapping[str, Any], steps: float, tagged: Mapping[str, float]) -> None:
+    def write(self, line: Json, steps: float, tagged: Mapping[str, float]) -> None:
         self._log.write(json.dumps(line).encode() + b"\n")
         self._log.flush()
         self._board.write(int(steps), tagged)
@@ -225,7 +226,7 @@ class Progress:
       run: fields that identify the run, such as ``{"run": "demo", "seed": 0}``.
     """
 
-    def __init__(self, total: float, done: float, run: Mapping[str, Any] | None = None):
+    def __init__(self, total: float, done: float, run: Json | None = None):
         form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
         self._run = run or {}
         self._phase = ""
@@ -233,7 +234,7 @@ class Progress:
         self._bar = tqdm(
             total=total, initial=done, disable=None if is_first() else True, bar_format=form
         )
-        self._first: dict[str, Any] | None = None  # cost at the first line of the phase
+        self._first: Mapping[str, float] | None = None  # cost at the first line of the phase
         self._loss: float | None = None
         self._said = time.monotonic()
 
@@ -259,7 +260,7 @@ class Progress:
         """Add the cost of an imported model, which the ledger counts, to the FLOPs of the plan."""
         self._bar.total += flops
 
-    def show(self, step: int, totals: dict[str, Any], loss: float | None) -> None:
+    def show(self, step: int, totals: Mapping[str, float], loss: float | None) -> None:
         """Update the bar.
 
         Args:
@@ -281,7 +282,7 @@ class Progress:
         if self._bar.disable and time.monotonic() - self._said >= SILENCE:
             self.say(step, totals)
 
-    def say(self, step: int, totals: dict[str, Any], **losses: float) -> None:
+    def say(self, step: int, totals: Mapping[str, float], **losses: float) -> None:
         """Write one line for people and programs.
 
         Its fields are run, phase, step, losses and, without a terminal, the remaining time.
@@ -296,13 +297,13 @@ class Progress:
             fields["eta"] = self._left(totals)
         note(" ".join(f"{name}={_quoted(str(value))}" for name, value in fields.items()))
 
-    def _left(self, totals: Mapping[str, Any]) -> str:
+    def _left(self, totals: Mapping[str, float]) -> str:
         """Return the time that the remaining FLOPs take, without compilation; "-" if unknown."""
         _, flops = self._speed(totals)
         left = max(0.0, self._bar.total - totals["flops"])
         return str(timedelta(seconds=round(left / flops))) if flops else "-"
 
-    def _speed(self, totals: Mapping[str, Any]) -> tuple[float, float]:
+    def _speed(self, totals: Mapping[str, float]) -> tuple[float, float]:
         """Tokens and FLOPs per second since the phase's first line, without compilation."""
         first = self._first or totals
         spent = {

@@ -5,12 +5,11 @@ of the source, in the order of the source. Otherwise it would read the same batc
 is recorded in ``config.json``, because the source may be gone when the run is resumed.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from jaxgrow.checkpoints.io.files import at_step
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data.dataset import Source
@@ -43,21 +42,21 @@ class Order:
         """Whether another run has read the samples before."""
         return self.first > 0 or any(part.goes_on for part in self.parts.values())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         content = asdict(self)
         for part in (content, *content["parts"].values()):
             if not part["parts"]:
                 del part["parts"]
         return content
 
-    def until(self, last: int, training: Source | Mixture) -> dict[str, Any]:
+    def until(self, last: int, training: Source | Mixture) -> Json:
         """The order, with the number of samples that were read up to the end of the run.
 
         Args:
           last: number of samples that were read or skipped.
           training: training samples.
         """
-        content: dict[str, Any] = self.as_json() | {"last": last}
+        content: Json = self.as_json() | {"last": last}
         if isinstance(training, Mixture):
             counts = training.counts(last)
             for part, count in zip(content["parts"].values(), counts, strict=True):
@@ -65,13 +64,13 @@ class Order:
         return content
 
 
-def _order_from_json(content: Mapping[str, Any]) -> Order:
+def _order_from_json(content: Json) -> Order:
     """Read the order in ``config.json``."""
     parts = {text: _order_from_json(part) for text, part in content.get("parts", {}).items()}
     return Order(content["seed"], content["first"], content["samples"], parts)
 
 
-def _usual(seed: int, identity: Mapping[str, Any], training: Source | Mixture) -> Order:
+def _usual(seed: int, identity: Json, training: Source | Mixture) -> Order:
     """The order of a run that does not continue another run."""
     parts = {}
     if isinstance(training, Mixture):
@@ -83,7 +82,7 @@ def _usual(seed: int, identity: Mapping[str, Any], training: Source | Mixture) -
 def order_of(
     experiment: Experiment,
     workdir: Workdir,
-    identity: Mapping[str, Any],
+    identity: Json,
     training: Source | Mixture,
     origin: tuple[Path, RunRecord] | None = None,
 ) -> tuple[Order, list[str]]:
@@ -125,7 +124,7 @@ def order_of(
 
 
 def _after(
-    folder: Path, result: Mapping[str, Any] | None, identity: Mapping[str, Any], usual: Order
+    folder: Path, result: Json | None, identity: Json, usual: Order
 ) -> tuple[Order | None, list[str]]:
     """The order after a source, if it is known, and lines about it.
 
@@ -157,7 +156,7 @@ def _after(
     return replace(usual, parts=mine | found), lines
 
 
-def _part_after(folder: Path, seen: Mapping[str, Any], usual: Order) -> tuple[Order | None, str]:
+def _part_after(folder: Path, seen: Json, usual: Order) -> tuple[Order | None, str]:
     """The order of one text after a source that has seen it, and a line about it."""
     if seen["samples"] != usual.samples:
         return None, (
@@ -173,8 +172,8 @@ def _part_after(folder: Path, seen: Mapping[str, Any], usual: Order) -> tuple[Or
 
 def _reframed(
     folder: Path,
-    result: Mapping[str, Any] | None,
-    identity: Mapping[str, Any],
+    result: Json | None,
+    identity: Json,
     experiment: Experiment,
 ) -> list[str]:
     """A warning if different tokens frame the documents of a run and of its source."""

@@ -16,7 +16,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -49,6 +48,7 @@ from train.config.experiment import (
 )
 from train.config.resuming import binding_settings, class_of, resume_conflicts
 from train.data import special, text
+from train.data.dataset import Dataset
 from train.plan.methods import LARGE
 from train.state.model import TrainState, split_head
 from train.store import checkpoint, intact
@@ -119,7 +119,7 @@ class Workdir:
         return os.path.lexists(self._result)
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """The content of ``config.json``.
 
         Raises:
@@ -147,7 +147,7 @@ class Workdir:
         CARDS["transformers"](self.folder, self.config, result, from_json(result["model"]), scores)
 
     @property
-    def evaluated(self) -> dict[str, dict[str, Any]]:
+    def evaluated(self) -> dict[str, Json]:
         """The scores of the last model without further training, by evaluation."""
         return (
             read_record(self._evaluated, _COMPUTED_AGAIN)
@@ -155,11 +155,11 @@ class Workdir:
             else {}
         )
 
-    def keep_evaluated(self, results: dict[str, dict[str, Any]]) -> None:
+    def keep_evaluated(self, results: dict[str, Json]) -> None:
         write_record(self._evaluated, self.evaluated | results)
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Json:
         """The content of ``result.json``.
 
         Raises:
@@ -167,7 +167,7 @@ class Workdir:
         """
         return _typed(self._result, read_record(self._result, self.again), _RESULT, self.again)
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[Json]:
         """Return the lines of the log of a finished run.
 
         Raises:
@@ -353,11 +353,11 @@ class Workdir:
     def begin(
         self,
         experiment: Experiment,
-        corpus: dict[str, Any],
+        corpus: Json,
         sources: Mapping[str, str],
         step: int = 0,
-        origin: Mapping[str, Any] | None = None,
-        order: Mapping[str, Any] | None = None,
+        origin: Json | None = None,
+        order: Json | None = None,
     ) -> list[str]:
         """Write ``config.json``, once the run can start.
 
@@ -372,7 +372,7 @@ class Workdir:
         Returns:
           One line for each setting that has another value than before.
         """
-        changes: list[dict[str, Any]] = []
+        changes: list[Json] = []
         said: list[str] = []
         if self.begun:
             there = self.config
@@ -390,7 +390,7 @@ class Workdir:
         )
         return said
 
-    def check_data(self, corpus: Mapping[str, Any]) -> None:
+    def check_data(self, corpus: Json) -> None:
         """Check that the data are those that the run was started with.
 
         Args:
@@ -402,7 +402,7 @@ class Workdir:
         if self.begun:
             self.same_data(self.config.get("corpus", corpus), corpus)
 
-    def same_data(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    def same_data(self, there: Json, here: Json) -> None:
         """Check that the data of the run have not changed.
 
         Args:
@@ -440,11 +440,11 @@ class Workdir:
 
     def finish(
         self,
-        result: dict[str, Any],
+        result: Json,
         config: Config,
         params: Tree,
-        data: Any,
-        head: dict[str, Any] | None = None,
+        data: Dataset,
+        head: Json | None = None,
     ) -> None:
         """Write the last model of the run, its tokenizer and its card, and then the result.
 
@@ -467,7 +467,7 @@ class Workdir:
         )
         on_process_zero(lambda: self._end(result, config, data))
 
-    def keep_inputs(self, data: Any, config: Config) -> None:
+    def keep_inputs(self, data: Dataset, config: Config) -> None:
         """Write the tokenizer of the data, if they are text, and the inputs for `transformers`.
 
         Args:
@@ -483,7 +483,7 @@ class Workdir:
         inputs.mkdir(exist_ok=True)
         write_record(inputs / "config.json", data.write_inputs(self.folder, config, inputs))
 
-    def _end(self, result: dict[str, Any], config: Config, data: Any) -> None:
+    def _end(self, result: Json, config: Config, data: Dataset) -> None:
         self.keep_inputs(data, config)
         CARDS["transformers"](self.folder, self.config, result, config, self.scores)
         # Everything that the result describes must be on the disk before it.
@@ -493,7 +493,7 @@ class Workdir:
 
 def imported_model(
     folder: Path, config: Config, mesh: Mesh, headless: bool = False
-) -> tuple[TrainState, dict[str, Any] | None]:
+) -> tuple[TrainState, Json | None]:
     """Load an existing model onto a mesh, with its parameters in float32 or a wider dtype.
 
     Args:
@@ -566,9 +566,7 @@ def load_params(folder: str | Path, name: str | None = None, step: int | None = 
     return checkpoint.checkpoint_params(run.checkpoints, name or LARGE, step)
 
 
-def _typed(
-    path: Path, content: dict[str, Any], kinds: Mapping[str, Any], way_out: str
-) -> dict[str, Any]:
+def _typed(path: Path, content: Json, kinds: Json, way_out: str) -> Json:
     """Return the content of a JSON file after a check of the types of the values that exist."""
     for name in kinds.keys() & content.keys():
         try:
@@ -578,14 +576,12 @@ def _typed(
     return content
 
 
-def _own_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def _own_settings(config: Json) -> Json:
     """The settings of the experiment in a ``config.json``."""
     return {k: v for k, v in config.items() if k not in _ABOUT}
 
 
-def _setting_changes(
-    there: Mapping[str, Any], here: Mapping[str, Any], step: int
-) -> list[dict[str, Any]]:
+def _setting_changes(there: Json, here: Json, step: int) -> list[Json]:
     """List the settings that differ between two ``config.json`` when a run continues at ``step``."""
     return [
         {"step": step, "setting": name, "before": before, "after": after}
@@ -593,14 +589,12 @@ def _setting_changes(
     ]
 
 
-def _joined_changes(
-    earlier: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], step: int
-) -> list[dict[str, Any]]:
+def _joined_changes(earlier: Sequence[Json], new: Sequence[Json], step: int) -> list[Json]:
     """Return all changes of a run that continues at ``step``, at most one of a setting at a step.
 
     The steps after ``step`` are computed again, with the new values.
     """
-    found: dict[tuple[int, str], dict[str, Any]] = {}
+    found: dict[tuple[int, str], Json] = {}
     for change in (*earlier, *new):
         at = min(change["step"], step)
         first = found.get((at, change["setting"]), change)
@@ -608,7 +602,7 @@ def _joined_changes(
     return [change for change in found.values() if change["before"] != change["after"]]
 
 
-def _data_advice(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def _data_advice(there: Json, here: Json) -> str:
     """What to do with other data; the same sources in another order have other random seeds."""
     before, now = (
         [(part["train"], part["share"]) for part in identity.get("mixture", {}).values()]
@@ -623,7 +617,7 @@ def _data_advice(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     )
 
 
-def _described_data(identity: Mapping[str, Any]) -> str:
+def _described_data(identity: Json) -> str:
     """Format an identity: ``wiki (train 0123456789ab, valid 0123456789ab, tokenizer bytes)``."""
     keys = ("python", *_WHAT)
     return f"{identity['name']} ({', '.join(f'{k} {identity[k][:12]}' for k in keys if k in identity)})"
