@@ -8,8 +8,8 @@ import runs
 
 from train import sweep
 from train.common.errors import exits_cleanly
-from train.config.overrides import listed_values
 from train.extras.advice.settings import Tried, edge_warnings, settings_table
+from train.extras.arguments import listed_values
 from train.step import inputs, programs
 from train.sweep import all_combinations, run_name
 

@@ -91,6 +91,14 @@ def gather_arrays(tree: Any) -> Any:
     return multihost_utils.process_allgather(tree, tiled=True)
 
 
+def _attempt(act: Callable[[], T]) -> tuple[T | None, str | None]:
+    """Return the result of a function, and the message of its `UserError` if it raises one."""
+    try:
+        return act(), None
+    except UserError as error:
+        return None, str(error)
+
+
 def on_process_zero(act: Callable[[], T]) -> T:
     """Call ``act`` in process 0 only, and return its result in all processes.
 
@@ -99,17 +107,10 @@ def on_process_zero(act: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return act()
-    result = None
-    error = None
-    if is_first():
-        try:
-            result = act()
-        except UserError as wrong:
-            error = str(wrong)
-    result, error = gather_values([result, error])[0]
+    result, error = gather_values(_attempt(act) if is_first() else None)[0]
     if error is not None:
         raise UserError(error)
-    return result  # type: ignore[return-value]
+    return result
 
 
 def on_all_processes(act: Callable[[], T]) -> T:
@@ -120,16 +121,9 @@ def on_all_processes(act: Callable[[], T]) -> T:
     """
     if jax.process_count() == 1:
         return act()
-    result = None
-    error = None
-    try:
-        result = act()
-    except UserError as wrong:
-        error = str(wrong)
+    result, error = _attempt(act)
     errors = gather_values(error)
     if any(errors):
-        process = next(i for i, e in enumerate(errors) if e)
-        raise UserError(
-            errors[process] if len(set(errors)) == 1 else f"process {process}: {errors[process]}"
-        )
+        process, first = next((i, e) for i, e in enumerate(errors) if e)
+        raise UserError(first if len(set(errors)) == 1 else f"process {process}: {first}")
     return result  # type: ignore[return-value]

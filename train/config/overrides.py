@@ -114,38 +114,6 @@ def seed_list(text: str) -> list[int]:
     return found
 
 
-def listed_values(settings: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each setting.
-
-    The result is ``{"optim.peak_lr": ["5e-3", "1e-2"]}`` for ``["optim.peak_lr=5e-3,1e-2"]``.
-
-    Raises:
-      UserError: there are no settings, or a setting has no values.
-    """
-    found: dict[str, list[str]] = {}
-    for name, _, values in (text.partition("=") for text in settings):
-        found.setdefault(name, []).extend(filter(None, split_values(values)))
-    listed = {name: list(dict.fromkeys(values)) for name, values in found.items()}
-    if not listed or not all(listed.values()):
-        raise UserError(
-            "a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2"
-        )
-    return listed
-
-
-def split_values(values: str) -> list[str]:
-    """Split a list at the commas outside brackets: ``["(1, 2)", "(2, 2)"]`` for ``"(1, 2),(2, 2)"``."""
-    found = [""]
-    depth = 0
-    for letter in values:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth <= 0:
-            found.append("")
-        else:
-            found[-1] += letter
-    return [part.strip() for part in found]
-
-
 def with_overrides(node: T, overrides: Sequence[str]) -> T:
     """Return ``node`` with the overrides ``a.b=c``.
 

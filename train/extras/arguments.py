@@ -5,6 +5,7 @@ Nothing here imports JAX, because help and wrong arguments do not wait for it.
 
 import math
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxgrow.cli.methods import EXPERTS, METHODS
@@ -18,7 +19,7 @@ from train.common.commands import (
     workdir_argument,
 )
 from train.common.errors import UserError
-from train.config.overrides import listed_values, number_list, seed_list
+from train.config.overrides import number_list, seed_list
 from train.extras.aot.machines import CHIPS, parsed_machine
 
 TOKENIZER = argument(
@@ -477,3 +478,35 @@ _EXTRA_COMMANDS = {
 }
 for _command, _declared in _EXTRA_COMMANDS.items():
     COMMANDS.add(_command, _declared)
+
+
+def listed_values(settings: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values of each setting.
+
+    The result is ``{"optim.peak_lr": ["5e-3", "1e-2"]}`` for ``["optim.peak_lr=5e-3,1e-2"]``.
+
+    Raises:
+      UserError: there are no settings, or a setting has no values.
+    """
+    found: dict[str, list[str]] = {}
+    for name, _, values in (text.partition("=") for text in settings):
+        found.setdefault(name, []).extend(filter(None, _split_values(values)))
+    listed = {name: list(dict.fromkeys(values)) for name, values in found.items()}
+    if not listed or not all(listed.values()):
+        raise UserError(
+            "a sweep needs --set with a field and values, such as optim.peak_lr=5e-3,1e-2"
+        )
+    return listed
+
+
+def _split_values(values: str) -> list[str]:
+    """Split a list at the commas outside brackets: ``["(1, 2)", "(2, 2)"]`` for ``"(1, 2),(2, 2)"``."""
+    found = [""]
+    depth = 0
+    for letter in values:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth <= 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found]
