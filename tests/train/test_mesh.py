@@ -177,17 +177,17 @@ def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
     e = runs.experiment(tmp_path)
     parameters = sum(x.size for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
     whole, divided = (
-        memory.state(replace(e, mesh=m), m.over(jax.devices())) for m in (Mesh(), Mesh(fsdp=4))
+        memory.held_bytes(e.plan, e.tx, m.over(jax.devices())) for m in (Mesh(), Mesh(fsdp=4))
     )
     assert 16 * parameters < whole < 16 * parameters + 200
     assert whole / 4 < divided < whole / 2
     monkeypatch.setattr(programs, "made", None)
-    monkeypatch.setattr(memory, "limit", lambda: divided)
+    monkeypatch.setattr(memory, "memory_limit", lambda: divided)
     says = rf"needs {whole / 1e9:.3g} GB .* on each device, which has {divided / 1e9:.3g} GB, and "
     says += "activations are not yet counted: with --set mesh.data=1 --set mesh.fsdp=4 it needs"
     with pytest.raises(UserError, match=says):
         pretrain.run_experiment(e, tmp_path / "run")
-    monkeypatch.setattr(memory, "limit", lambda: divided - 1)
+    monkeypatch.setattr(memory, "memory_limit", lambda: divided - 1)
     with pytest.raises(UserError, match="use more devices or a smaller model"):
         pretrain.run_experiment(e, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()

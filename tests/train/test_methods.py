@@ -27,7 +27,7 @@ from train.config import experiment as config
 from train.data.batches import training_batches
 from train.extras.inherit import Inherit
 from train.plan import learning as maps
-from train.plan.learning import GrownByMaps, Learn
+from train.plan.learning import Learn
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
@@ -164,7 +164,7 @@ def test_a_checkpoint_while_learning_holds_maps_and_base():
     assert held.keys() == {"maps"}
     found, small = held["maps"], jax.eval_shape(lambda: SMALL.init(jax.random.key(0)))
     chex.assert_trees_all_equal_shapes_and_dtypes(found.base, small)
-    assert (found.parametrisation, found.config) == (GrownByMaps(SMALL), LARGE)
+    assert (found.parametrisation.small, found.config) == (SMALL, LARGE)
     assert found.params["width"]["embed"]["write"].shape == (8, 4)
     assert found.params["depth"]["blocks/mlp/up"].shape == (4, 2)
     chex.assert_trees_all_equal_shapes(found.opt[1].mu, found.params)

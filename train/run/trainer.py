@@ -587,7 +587,11 @@ def _mesh(experiment: Experiment) -> Mesh:
         raise UserError(str(error)) from error
     for line in sharding.replicated_axes(experiment.model.sizes(), mesh):
         _print_note(f"{experiment.name}: {line}")
-    on_all_processes(lambda: memory.check(experiment, mesh))  # devices may report different limits
+    shape = experiment.mesh if experiment.parallel == "mesh" else None
+    # Devices may report different limits.
+    on_all_processes(
+        lambda: memory.check_memory(experiment.name, experiment.plan, experiment.tx, mesh, shape)
+    )
     connect_processes(mesh)
     return mesh
 

@@ -4,44 +4,45 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import optax
 
 from jaxgrow.axes import Tree
 from train.common.errors import UserError
-from train.config.experiment import Experiment
-from train.plan.lifetimes import states
+from train.plan.lifetimes import Plan, states
 from train.plan.training import Train
+from train.state.mesh import Mesh
 from train.state.model import shardings
 
 GB = 1e9
 
 
-def limit() -> float | None:
+def memory_limit() -> float | None:
     """Return the bytes of a device that XLA may use, or None if they are unknown (CPU)."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
-def state(experiment: Experiment, mesh: jax.sharding.Mesh) -> float:
+def held_bytes(plan: Plan, tx: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> float:
     """Return the bytes that one device holds between steps, the maximum over the phases.
 
     They are the models of a phase with their optimizer states, and the gradients of the trained
     model.
 
     Args:
-      experiment: experiment with the plan and the optimizer.
+      plan: phases of the run.
+      tx: optimizer of the run.
       mesh: mesh that the models are sharded over.
     """
-    plan = experiment.plan
     most = 0.0
-    for phase, models in zip(plan, states(plan, experiment.tx), strict=True):
+    for phase, models in zip(plan, states(plan, tx), strict=True):
         lies = {name: shardings(model, mesh) for name, model in models.items()}
-        held = on_each(models, lies)
+        held = bytes_on_each(models, lies)
         if isinstance(phase, Train):
-            held += on_each(models[phase.writes].params, lies[phase.writes].params)
+            held += bytes_on_each(models[phase.writes].params, lies[phase.writes].params)
         most = max(most, held)
     return most
 
 
-def on_each(tree: Tree, lies: Tree) -> float:
+def bytes_on_each(tree: Tree, lies: Tree) -> float:
     """Return the bytes that one device holds of a tree.
 
     Args:
@@ -54,27 +55,38 @@ def on_each(tree: Tree, lies: Tree) -> float:
     )
 
 
-def check(experiment: Experiment, mesh: jax.sharding.Mesh) -> None:
-    """Check that the models and gradients of ``experiment`` fit the memory of a device.
+def check_memory(
+    name: str,
+    plan: Plan,
+    tx: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    shape: Mesh | None,
+) -> None:
+    """Check that the models and gradients of a run fit the memory of a device.
+
+    Args:
+      name: name of the run.
+      plan: phases of the run.
+      tx: optimizer of the run.
+      mesh: mesh of the devices.
+      shape: settings of the mesh, for which another one is suggested; None: there is no other one.
 
     Raises:
       UserError: the models and gradients that are held between steps exceed the memory of a device.
     """
-    has = limit()
-    if has is None or (needs := state(experiment, mesh)) <= has:
+    has = memory_limit()
+    if has is None or (needs := held_bytes(plan, tx, mesh)) <= has:
         return
     devices = list(mesh.devices.flat)
-    own = experiment.mesh
-    other = replace(
-        own, data=1, fsdp=len(devices) // (own.replica * own.context * own.tensor * own.expert)
-    )
     way = "use more devices or a smaller model"
-    if (
-        experiment.parallel == "mesh"
-        and (least := state(replace(experiment, mesh=other), other.over(devices))) <= has
-    ):
-        way = f"with --set mesh.data=1 --set mesh.fsdp={other.fsdp} it needs {least / GB:.3g} GB"
+    if shape is not None:
+        others = shape.replica * shape.context * shape.tensor * shape.expert
+        other = replace(shape, data=1, fsdp=len(devices) // others)
+        if (least := held_bytes(plan, tx, other.over(devices))) <= has:
+            way = (
+                f"with --set mesh.data=1 --set mesh.fsdp={other.fsdp} it needs {least / GB:.3g} GB"
+            )
     raise UserError(
-        f"{experiment.name} needs {needs / GB:.3g} GB for models, optimizer state and gradients on each device, which has "
+        f"{name} needs {needs / GB:.3g} GB for models, optimizer state and gradients on each device, which has "
         f"{has / GB:.3g} GB, and activations are not yet counted: {way}. python -m train.preflight finds settings that fit"
     )

@@ -28,7 +28,7 @@ from train.state.model import TrainState, shardings
 from train.state.packing import Packed, packed
 from train.step import programs
 from train.step.inputs import StepPlan, step_plans
-from train.step.memory import on_each
+from train.step.memory import bytes_on_each
 from train.step.parallel import over_mesh
 from train.step.step import eval_step, packed_step
 
@@ -359,4 +359,4 @@ def _work(text: str, machine: Machine) -> Json:
 
 def _device_bytes(tree: Tree) -> float:
     """Bytes that one device holds of a tree."""
-    return on_each(tree, jax.tree.map(lambda x: x.sharding, tree))
+    return bytes_on_each(tree, jax.tree.map(lambda x: x.sharding, tree))
