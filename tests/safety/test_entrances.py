@@ -66,6 +66,7 @@ def _table_of(entrance: str) -> str:
         "train/extras/images/",
         "train/extras/labelled/",
         "train/extras/tfds.py",
+        "train/extras/token_files.py",
     )
     return "data" if entrance.startswith(folders) else "runs"
 

@@ -18,12 +18,12 @@ from pyarrow import parquet
 
 from train.data import corpus, formats, text
 from train.data.special import copy_special_files, special_tokens
-from train.data.text import _byte_tokenizer
-from train.data.token_files import FIELD, checked_ids, token_formats
+from train.data.text import FIELD, _byte_tokenizer, checked_ids
 from train.extras.images.images import Images, read_images
 from train.extras.images.processor import normal_in
 from train.extras.labelled import glue, squad, table
 from train.extras.tfds import dataset_records
+from train.extras.token_files import token_formats
 
 _NAMED = {
     "link": "the user names this file",
@@ -382,8 +382,8 @@ ROWS: dict[str, Row] = {
     ),
     "train/data/formats.py::_lines": attacked("CSV", "JSON lines"),
     "train/data/tables.py::table_rows": attacked("Parquet", "state of a dataset"),
-    "train/data/token_files.py::_npy": attacked("array of token ids"),
-    "train/data/token_files.py::_raw": attacked("raw token ids"),
+    "train/extras/token_files.py::_npy": attacked("array of token ids"),
+    "train/extras/token_files.py::_raw": attacked("raw token ids"),
     "train/extras/tfds.py::checked_info": attacked("prepared dataset"),
     "train/extras/images/images.py::_Records.__getitem__": ours(
         "the bytes of an image are in memory; no file is opened"

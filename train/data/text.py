@@ -33,7 +33,7 @@ from train.data.corpus import Corpus
 from train.data.cutting import TextEncoder, cut_document
 from train.data.dataset import Batch, Dataset, Source, more_held_out
 from train.data.decoding import readable_file
-from train.data.formats import TEXT
+from train.data.formats import TEXT, Formats
 from train.data.mixed_paths import named_paths, source_names, weighted_paths
 from train.data.special import (
     END,
@@ -49,7 +49,6 @@ from train.data.special import (
     text_encoder,
 )
 from train.data.splitting import exact_fraction
-from train.data.token_files import FIELD, checked_ids, token_formats
 from train.data.tokenise import (
     UNMARKED,
     Cut,
@@ -79,7 +78,7 @@ class Data(Dataset):
     without TensorFlow. A document that is empty or null is left out; a document without ``field``
     is an error.
 
-    ``"tokens"`` is a file or folder of token ids (`train.data.token_files`), which are used as they
+    ``"tokens"`` is a file or folder of token ids (`train.extras.token_files`), which are used as they
     are. All of them must be in the vocabulary of ``tokenizer``, which the run keeps.
 
     Documents are plain text: the name of a special token in them, such as ``<|endoftext|>``, is
@@ -205,6 +204,9 @@ class Data(Dataset):
 
 # Sources of extras: the value of ``data.source`` -> a function that opens the corpus.
 CORPORA: Registry[Callable[[Data], Corpus]] = Registry("corpus", "train.extras")
+# The same for files of token ids: a function that returns the formats of their files.
+FORMATS: Registry[Callable[[Data], Formats]] = Registry("corpus formats", "train.extras")
+FIELD = "input_ids"  # the usual name of a column of token ids
 
 
 @dataclass(frozen=True)
@@ -390,7 +392,7 @@ def _corpus(data: Data) -> Corpus:
         return reading.text_corpus(_single_path(data), data.valid_path, data.field, data.splits)
     if data.source == "tokens":
         field = FIELD if data.field == "text" else data.field
-        formats = token_formats(data.ids)
+        formats = FORMATS[data.source](data)
         return reading.text_corpus(_single_path(data), data.valid_path, field, data.splits, formats)
     return CORPORA[data.source](data)
 
@@ -440,7 +442,7 @@ def refuse_overlaps(data: Data) -> None:
     Raises:
       UserError: two sources do.
     """
-    formats = token_formats(data.ids) if data.source == "tokens" else TEXT
+    formats = FORMATS[data.source](data) if data.source == "tokens" else TEXT
     known: dict[Path, str] = {}
     for part in mixed_data(data).values():
         for file in reading.training_files(_single_path(part), formats):
@@ -632,6 +634,27 @@ def _encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], En
         return lambda pieces, begins: (texts(pieces, begins), around)
 
     return encoder, partial(cut_document, encoder=cache(started))
+
+
+def checked_ids(ids: np.ndarray, vocab: int, name: str) -> np.ndarray:
+    """The ids, if a vocabulary has all of them.
+
+    Args:
+      ids: token ids.
+      vocab: one more than the largest id of the tokenizer.
+      name: the tokenizer, for the message.
+
+    Raises:
+      UserError: an id is negative, or above the largest one.
+    """
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise UserError(
+            f"the corpus has the token id {wrong}, but the ids of data.tokenizer={name} are from 0 to {vocab - 1}: name "
+            "the tokenizer that made the tokens, or set data.tokenizer=none; for a raw file, data.ids is the type of "
+            "its numbers"
+        )
+    return ids
 
 
 def _checked_ids(

@@ -19,6 +19,7 @@ _COMMANDS = (
 )
 EXTRAS: dict[str, dict[str, str]] = {
     "corpus": {"tfds": "train.extras.tfds"},
+    "corpus formats": {"tokens": "train.extras.token_files"},
     "modifier": dict.fromkeys(("rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"),
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
     "joining": {"processes": "train.extras.joining"},

@@ -20,8 +20,8 @@ from train.common.errors import UserError
 from train.data import formats
 from train.data.decoding import readable_file
 from train.data.formats import Document, Formats, Reader
+from train.data.text import FORMATS
 
-FIELD = "input_ids"
 # The magic number and the size of the header of llm.c, in numbers of 4 bytes.
 _MAGIC = {20240520: np.uint16, 20240801: np.uint32}
 _HEADER = 256
@@ -100,22 +100,4 @@ def _pieces(ids: np.ndarray) -> Document:
     return (ids[i : i + formats.PIECE] for i in range(0, len(ids), formats.PIECE))
 
 
-def checked_ids(ids: np.ndarray, vocab: int, name: str) -> np.ndarray:
-    """The ids, if a vocabulary has all of them.
-
-    Args:
-      ids: token ids.
-      vocab: one more than the largest id of the tokenizer.
-      name: the tokenizer, for the message.
-
-    Raises:
-      UserError: an id is negative, or above the largest one.
-    """
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
-        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise UserError(
-            f"the corpus has the token id {wrong}, but the ids of data.tokenizer={name} are from 0 to {vocab - 1}: name "
-            "the tokenizer that made the tokens, or set data.tokenizer=none; for a raw file, data.ids is the type of "
-            "its numbers"
-        )
-    return ids
+FORMATS.add("tokens", lambda data: token_formats(data.ids))
