@@ -53,7 +53,7 @@ def predict_labels(run: Path, file: Path) -> tuple[str, dict[str, float]]:
         say_notes(source)
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    texts, given = read_table(file, data)
+    texts, given = labelled_rows(file, data)
     config = source.config
     # Names such as LABEL_0 do not count as names in `learned`, but here they are the user's own.
     labels = learned_head(run).labels or tuple(source.head.get("id2label", {}).values())
@@ -83,7 +83,7 @@ def _data(run: Path) -> Labelled:
     )
 
 
-def read_table(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | None]]:
+def labelled_rows(file: Path, data: Labelled) -> tuple[tuple[list[str], ...], list[str | None]]:
     """Return the texts of a table, and the name of the label of each row (None: no label).
 
     Args:

@@ -310,11 +310,11 @@ def test_rows_of_published_files_are_predicted(tmp_path, name):
     for columns in PUBLISHED[name]:
         rows = [{"index": i} | dict.fromkeys(columns, "a b") for i in range(2)]
         (tmp_path / "test.tsv").write_text(tsv(rows))
-        texts, given = predict.read_table(tmp_path / "test.tsv", Labelled(name, "none"))
+        texts, given = predict.labelled_rows(tmp_path / "test.tsv", Labelled(name, "none"))
         assert (texts, given) == ((["a b"] * 2,) * len(columns), [None, None])
     (tmp_path / "other.tsv").write_text("text\tlabel\na\t1\n")
     with pytest.raises(UserError, match=r"has no column .*; give the column the name that it has"):
-        predict.read_table(tmp_path / "other.tsv", Labelled(name, "none"))
+        predict.labelled_rows(tmp_path / "other.tsv", Labelled(name, "none"))
 
 
 @pytest.mark.parametrize(
@@ -331,13 +331,13 @@ def test_labels_of_tensorflow_datasets_are_known(tmp_path, name, texts, labels, 
     """Their column is always called label, and they are the numbers of classes."""
     rows = [dict.fromkeys(texts, "a b") | {"label": label, "idx": 0} for label in labels]
     (tmp_path / "validation.jsonl").write_text(jsonl(rows))
-    found, given = predict.read_table(tmp_path / "validation.jsonl", Labelled(name, "none"))
+    found, given = predict.labelled_rows(tmp_path / "validation.jsonl", Labelled(name, "none"))
     assert (found, given) == ((["a b"] * 2,) * len(texts), expected)
 
 
 def test_rows_of_cola_have_no_names(tmp_path):
     (tmp_path / "in_domain_dev.tsv").write_text("gj04\t1\t\tThe cat sat.\ngj04\t0\t*\tSat the.\n")
-    texts, given = predict.read_table(tmp_path / "in_domain_dev.tsv", Labelled("cola", "none"))
+    texts, given = predict.labelled_rows(tmp_path / "in_domain_dev.tsv", Labelled("cola", "none"))
     assert texts == (["The cat sat.", "Sat the."],)
     assert given == ["acceptable", "unacceptable"]
 
