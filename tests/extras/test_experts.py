@@ -34,7 +34,7 @@ from jaxgrow.operators import (
     zero_pad,
 )
 from train.extras.aot import hlo
-from train.extras.aot.roofline import kernels
+from train.extras.aot.roofline import program_kernels
 from train.state.mesh import Mesh, divided
 from train.step.parallel import mapped, over_mesh
 
@@ -468,7 +468,7 @@ def test_four_devices_split_the_work_and_samples_do_not_move(mesh):
         of_experts(*to, length=256, mlp=32) for to in ((MESHES[mesh],), (Mesh(), 1))
     )
     quarter, whole = (
-        sum(k.flops * k.times for k in kernels(program.as_text())) for program in (run, one)
+        sum(k.flops * k.times for k in program_kernels(program.as_text())) for program in (run, one)
     )
     assert 0.95 * whole / 4 < quarter < 1.1 * whole / 4
     over_fsdp = [
