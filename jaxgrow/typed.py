@@ -59,7 +59,7 @@ def fits_type(value: Any, hint: object) -> bool:
         ``dict[key, value]``.
 
     Example:
-      >>> fits_type(3, int | None), fits(True, int), fits(("a", 1), tuple[str, ...])
+      >>> fits_type(3, int | None), fits_type(True, int), fits_type(("a", 1), tuple[str, ...])
       (True, False, False)
     """
     origin = typing.get_origin(hint)
@@ -158,7 +158,7 @@ def describe_type(hint: object) -> str:
     """Return a type in words, for messages.
 
     Example:
-      >>> describe_type(tuple[int, ...] | None), spelled(Literal["a", "b", "c"])
+      >>> describe_type(tuple[int, ...] | None), describe_type(Literal["a", "b", "c"])
       ('tuple[int, ...] or None', "'a' or 'b' or 'c'")
     """
     return " or ".join(dict.fromkeys(map(_type_word, allowed_values(hint))))
@@ -190,7 +190,7 @@ def either_of(values: Iterable[object]) -> str:
     """Return literal values as a list in words.
 
     Example:
-      >>> either_of(["post", "pre"]), either([1, 2, 3])
+      >>> either_of(["post", "pre"]), either_of([1, 2, 3])
       ("'post' or 'pre'", '1, 2 or 3')
     """
     *others, last = map(repr, values)

@@ -232,7 +232,7 @@ def role_of(leaf: str, names: Names) -> str:
         ``head_dim``, and no suffix declares the role, or suffixes declare several roles.
 
     Example:
-      >>> role_of("mlp/up/kernel", ("embed.in", "mlp")), role("norm/scale", ("embed.norm.scale",))
+      >>> role_of("mlp/up/kernel", ("embed.in", "mlp")), role_of("norm/scale", ("embed.norm.scale",))
       ('kernel', 'norm scale')
     """
     marks = {mark for n in names for mark in Axis.parse(n).marks}

@@ -34,7 +34,7 @@ FOLDERS = ("jaxgrow", "train")
 OPENERS = {
     *("open", "fdopen", "open_regular", "checked_path", "inside", "chosen_file", "read_json"),
     *("checked_json", "read_record", "read_own", "read_regular", "load_experiment"),
-    *("lock_file", "checkpoint_params"),
+    *("lock_file", "checkpoint_params", "load_adaptation"),
     *("read_text", "read_bytes", "write_text", "write_bytes", "unlink", "rmtree", "touch"),
     *("symlink_to", "hardlink_to", "load", "save", "savez", "savefig", "fromfile", "tofile"),
     *("memmap", "open_memmap", "loadtxt", "genfromtxt", "safe_open", "from_file", "metadata"),

@@ -376,6 +376,7 @@ ROWS: dict[str, Row] = {
     "train/run/trainer.py::Trainer.save": ours(SAVES),
     "train/store/checkpoint.py::Checkpoints.save": ours(SAVES),
     "train/store/workdir.py::Workdir._lock": attacked(".lock"),
+    "train/extras/adapting.py::adapter_for": attacked("lora.npz"),
     "train/store/workdir.py::load_params": attacked("array of a run"),
     "train/store/workdir.py::Workdir.params": attacked("array of a run"),
     "train/store/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
@@ -396,9 +397,6 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/tasks.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),
     "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
-    "train/extras/adapting.py::_adapter_file": ours(PARTS),
-    "train/extras/adapting.py::adapter_for": attacked("lora.npz"),
-    "train/plan/learning.py::GrownByMaps.kept_file": ours(PARTS),
     "train/predict.py::main": attacked(
         "table to predict", "config.json to predict", "result.json to predict"
     ),

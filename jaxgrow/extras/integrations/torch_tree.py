@@ -165,7 +165,7 @@ def entry_name(path: str) -> str:
     """The name of the entry of a path.
 
     Example:
-      >>> entry_name("optimizer/exp_avg/norm/weight"), key("model/norm/weight")
+      >>> entry_name("optimizer/exp_avg/norm/weight"), entry_name("model/norm/weight")
       ('optimizer.state.norm.weight.exp_avg', 'norm.weight')
     """
     if not path.startswith(_OPTIMIZER):
