@@ -378,7 +378,6 @@ ROWS: dict[str, Row] = {
     "train/store/workdir.py::Workdir._lock": attacked(".lock"),
     "train/extras/adapting.py::adapter_for": attacked("lora.npz"),
     "train/store/workdir.py::load_params": attacked("array of a run"),
-    "train/store/workdir.py::Workdir.params": attacked("array of a run"),
     "train/store/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
     "train/run/trainer.py::RunSetup._begin": ours(SAVES),
     "train/store/origin.py::copy_log": attacked("log to copy", "events to copy"),
@@ -412,7 +411,6 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/published.py::local_dataset": attacked("labels"),
     "train/extras/evaluation/published.py::_piqa": attacked("labels"),
     "train/scaling.py::read_savings": attacked("compare.json"),
-    "train/predict.py::predict_labels": ours("it writes the predictions that the user named"),
     "train/tokenizer.py::main": ours(NAMED),
 }
 
