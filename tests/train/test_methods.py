@@ -26,8 +26,7 @@ from train.common.errors import UserError
 from train.config import experiment as config
 from train.data.batches import training_batches
 from train.extras.inherit import Inherit
-from train.plan import learning as maps
-from train.plan.learning import Learn
+from train.plan.learning import Learn, load_maps
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
@@ -500,7 +499,7 @@ def test_every_micro_batch_grows_the_model(accumulate):
 
 def test_learned_maps_are_saved_and_grow_the_same_model(learned, small_run):
     _, folder, _, made = learned
-    found = maps.load(folder / "maps.npz")
+    found = load_maps(folder / "maps.npz")
     assert (found.small, found.large, found.ligo) == (SMALL, LARGE, LiGO())
     chex.assert_trees_all_equal(made["import small"], load_params(small_run))
     # NumPy and XLA add the same float32 numbers, at most 16, in another order.
@@ -522,7 +521,7 @@ def test_the_control_starts_as_learning_does(learned, small_run):
         p["flops"] for p in result["phases"] if p["phase"] in ("learn maps", "train large")
     ] == [0, 0]
     at, after = (
-        maps.load(small_run.parent / name / "maps.npz").coefficients for name in ("control", "ligo")
+        load_maps(small_run.parent / name / "maps.npz").coefficients for name in ("control", "ligo")
     )
     np.testing.assert_array_equal(at["width"]["embed"]["write"][:4], np.eye(4))
     assert all(

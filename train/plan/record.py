@@ -49,7 +49,7 @@ class CostRecord:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CostRecord":
-        """Read the record. Old records have no ``compile_seconds``, which are then 0."""
+        """Read the record that `as_json` wrote."""
         phases = [Account(**phase) for phase in content["phases"]]
         return cls(**dict(content, phases=phases))
 

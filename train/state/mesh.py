@@ -60,15 +60,8 @@ class Mesh:
     }
 
     def __post_init__(self):
-        sizes = (
-            ("data", 0),
-            ("fsdp", 1),
-            ("tensor", 1),
-            ("expert", 1),
-            ("replica", 1),
-            ("context", 1),
-        )
-        for name, least in sizes:
+        for name in ("data", "fsdp", "tensor", "expert", "replica", "context"):
+            least = int(name != "data")
             if getattr(self, name) < least:
                 raise ValueError(
                     f"mesh.{name} must be at least {least}, but is {getattr(self, name)}"
@@ -104,15 +97,14 @@ class Mesh:
             FSDP: self.fsdp,
             CONTEXT: self.context,
             "tensor": self.tensor,
+            "expert": self.expert,
         }
-        sizes["expert"] = self.expert
         # Most runs do not use these two axes, so the mesh omits them if their size is 1.
         sizes = {
             name: size
             for name, size in sizes.items()
             if size > 1 or name not in (CONTEXT, "expert")
         }
-        names = tuple(sizes)
         shape = tuple(sizes.values())
         if math.prod(shape) != len(devices):
             raise ValueError(
@@ -123,8 +115,8 @@ class Mesh:
             return jax.sharding.Mesh(np.array(devices), (AXIS,))
         if self.replica > 1:
             devices = _by_hosts(devices, self.replica)
-        kinds = (AxisType.Auto,) * len(names)
-        return jax.sharding.Mesh(_placed(devices, shape), names, axis_types=kinds)
+        kinds = (AxisType.Auto,) * len(sizes)
+        return jax.sharding.Mesh(_placed(devices, shape), tuple(sizes), axis_types=kinds)
 
     def _spelled(self) -> str:
         sizes = {

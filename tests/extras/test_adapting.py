@@ -34,8 +34,6 @@ from train.state.model import TrainState, fresh_head, split_head
 from train.state.optim import transformation
 from train.step.memory import held_bytes
 
-pytestmark = pytest.mark.extra
-
 OWN = LoRA(rank=4, alpha=16.0, targets=("*/attention/*", "*/mlp/*"))
 
 
