@@ -17,7 +17,13 @@ from jaxgrow.axes.names import LAYERS, is_layers, sibling_axis, stages
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, M, Rule, Rules, by_axes, identity, select
 from jaxgrow.growth.matrices import SparseMap, dense
 from jaxgrow.operators.registry import ModelForm, operator
-from jaxgrow.operators.targets import Sizes, first_copies, grown_sizes, layer_axes, multiple_sizes
+from jaxgrow.operators.targets import (
+    Sizes,
+    grown_sizes,
+    layer_axes,
+    mark_first_copies,
+    multiple_sizes,
+)
 
 __all__ = [
     "g_stack",
@@ -414,7 +420,7 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
     written: list[Rule] = []
     for axis, m in growth.items():
         zeroed = SparseMap(
-            m.write.index, m.write.weight * first_copies(m.write.index[:, 0])[:, None], m.old
+            m.write.index, m.write.weight * mark_first_copies(m.write.index[:, 0])[:, None], m.old
         )
         nothing = ({axis: AxisMap(zeroed, zeroed)},)
         embed = sibling_axis(axis, "embed")
@@ -442,7 +448,7 @@ def new_layers(growth: Growth) -> tuple[int, ...]:
     """
     maps = by_axes(growth.rules[-1].terms[0] if isinstance(growth, Rules) else growth)
     every = {
-        axes[0]: ~first_copies(dense(m.write).argmax(1))
+        axes[0]: ~mark_first_copies(dense(m.write).argmax(1))
         for axes, m in maps.items()
         if is_layers(axes[0])
     }

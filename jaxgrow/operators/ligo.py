@@ -42,8 +42,8 @@ from jaxgrow.operators.targets import (
     WIDTHS,
     Sizes,
     copied_units,
-    first_copies,
     grown_sizes,
+    mark_first_copies,
 )
 
 Coefficients: TypeAlias = dict[str, Any]  # the result of `init_coefficients`
@@ -403,7 +403,7 @@ def _repeated(m: jax.Array, dim: int, queries: int) -> jax.Array:
 
 def _row_positions(index: np.ndarray, unit: int) -> np.ndarray:
     """The row of ``[I; C]`` for each new unit. Old units get the rows of the identity."""
-    old = first_copies(index)
+    old = mark_first_copies(index)
     rows = np.where(old, index, old.sum() + np.cumsum(~old) - 1)
     return (rows[:, None] * unit + np.arange(unit)).reshape(-1)
 
@@ -417,7 +417,7 @@ def _single_layer(depth: AxisMap[jax.Array] | None, j: int, layers: int) -> Axis
 
 def _depth_weights(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
     if ligo.depth == "normalised":
-        return _normalised(jax.random.uniform(key, (new, old)))
+        return _normalised_rows(jax.random.uniform(key, (new, old)))
     source = np.arange(new) % old if ligo.depth == "stack" else np.arange(new) * old // new
     return _noisy(ligo, source, old, key)
 
@@ -426,7 +426,7 @@ def _width_matrix(ligo: LiGO, old: int, new: int, key: jax.Array) -> jax.Array:
     shape = (new - old, old)
     choose, key = jax.random.split(key)
     rows = {
-        "normalised": lambda: _normalised(jax.random.uniform(key, shape)),
+        "normalised": lambda: _normalised_rows(jax.random.uniform(key, shape)),
         "selection": lambda: _noisy(
             ligo, jax.random.randint(choose, (new - old,), 0, old), old, key
         ),
@@ -442,8 +442,8 @@ def _noisy(ligo: LiGO, source: jax.Array | np.ndarray, old: int, key: jax.Array)
         if ligo.noise
         else jnp.zeros((1, 1))
     )
-    return _normalised(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
+    return _normalised_rows(jnp.where(jax.nn.one_hot(source, old, dtype=bool), 1.0, others))
 
 
-def _normalised(x: jax.Array) -> jax.Array:
+def _normalised_rows(x: jax.Array) -> jax.Array:
     return x / x.sum(-1, keepdims=True)

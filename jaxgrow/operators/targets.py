@@ -295,11 +295,11 @@ def _grouped(
     return {heads: query, keys: kv}
 
 
-def first_copies(index: np.ndarray) -> np.ndarray:
+def mark_first_copies(index: np.ndarray) -> np.ndarray:
     """A mask, bool [new]: true for the first copy of each old unit, and false for new units.
 
     Example:
-      >>> first_copies(np.array([0, 1, 0, 2])).tolist()
+      >>> mark_first_copies(np.array([0, 1, 0, 2])).tolist()
       [True, True, False, True]
     """
     mask = np.zeros(len(index), bool)

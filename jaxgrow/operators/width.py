@@ -19,10 +19,10 @@ from jaxgrow.operators.targets import (
     WIDTHS,
     Sizes,
     copied_units,
-    first_copies,
     grown_sizes,
     layer_axes,
     layers_beside,
+    mark_first_copies,
     multiple_sizes,
     stream_beside,
     width_axes,
@@ -85,12 +85,14 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     growth: dict[str, CopyMap] = {}
     for axis, of in index.items():
         rows = select(of, sizes[axis]).write
-        old = first_copies(of)
+        old = mark_first_copies(of)
         written = old
         if axis_kind(axis) == KV_HEADS:
             readers = sibling_axis(axis, HEADS)
             heads = (
-                first_copies(index[readers]) if readers in index else np.ones(sizes[readers], bool)
+                mark_first_copies(index[readers])
+                if readers in index
+                else np.ones(sizes[readers], bool)
             )
             written = old | heads.reshape(len(of), -1).any(1)
         growth[axis] = AxisMap(_some(rows, written), _some(rows, old))
@@ -376,7 +378,7 @@ def lemon(
         if axis == stream:
             index = index[: len(index) // old * old]
         copies = np.bincount(index, minlength=old)
-        own = first_copies(index)
+        own = mark_first_copies(index)
         share = 1 / copies[index] + noise * rng.normal(size=len(index)) * ~own
         share[own] += (1 - np.bincount(index, share))[index[own]]
         write = select(index, old).write
@@ -529,7 +531,7 @@ def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator)
     of = np.repeat(index[:, None], count, 1)
     weight = np.zeros((len(index), count))
     weight[:, 0] = 1
-    for i in np.flatnonzero(~first_copies(index)):
+    for i in np.flatnonzero(~mark_first_copies(index)):
         of[i] = np.sort(rng.choice(old // group, count, replace=False)) * group + index[i] % group
         uniform = rng.uniform(size=count)
         weight[i] = uniform / uniform.sum()
@@ -544,7 +546,7 @@ def _leading_units(old: int, new: int) -> np.ndarray:
 
 def _halves(m: CopyMap) -> tuple[np.ndarray, np.ndarray]:
     """Two masks: the old units and the new units."""
-    old = first_copies(m.write.index[:, 0])
+    old = mark_first_copies(m.write.index[:, 0])
     return old, ~old
 
 
