@@ -7,6 +7,19 @@ axis. With GQA, ``kv_heads`` is another axis, and operators keep every query hea
 head. Growth operators also take a ``target``, the new sizes of the axes that grow, and random
 operators take a ``seed``. All raise `ValueError` for an axis that they do not grow and for a size
 that they cannot reach. LiGO learns its maps and has a separate module, `jaxgrow.operators.ligo`.
+
+The most used ones are:
+
+========================================  ========================================================
+`jaxgrow.operators.width.hypercloning`    widen by copying units; the outputs stay the same
+`jaxgrow.operators.width.lemon`           widen to any size; the outputs stay the same
+`jaxgrow.operators.depth.interleave`      deepen: each layer is followed by its copy
+`jaxgrow.operators.depth.stack`           deepen: all layers, then all layers again
+`jaxgrow.operators.depth.llama_pro`       deepen by layers that do nothing at first
+`jaxgrow.operators.multilevel.coalesce`   make a model smaller by averaging units or layers, for a V-cycle
+`jaxgrow.operators.pruning.prune`         make a model smaller by removing the least important units
+`jaxgrow.operators.experts.upcycle`       turn each MLP into several experts
+========================================  ========================================================
 """
 
 from jaxgrow.operators import depth as _depth
