@@ -103,7 +103,7 @@ class TrainStage:
         return train_phases(name, whole_steps(self.steps, steps), self.optim(base), config, every)
 
 
-def _check_moments(stages: Sequence[TrainStage], name: str, moments: Policy) -> None:
+def _check_step_counts(stages: Sequence[TrainStage], name: str, moments: Policy) -> None:
     """Check that the policy ``moments`` of a growth, in the field ``name``, fits the modifiers."""
     for modifier in (m for stage in stages for m in stage.modifiers):
         if modifier.by_counts and moments != "asymmetric":
@@ -143,7 +143,7 @@ class VCycle(Method):
                 f"not {len(self.groupings)}"
             )
         # The first stage up trains the smallest model, which has no new entries.
-        _check_moments(self.up[1:], "moments_up", self.moments_up)
+        _check_step_counts(self.up[1:], "moments_up", self.moments_up)
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         names = [LARGE, *(f"coarse{i}" for i in range(1, len(self.up)))]
@@ -225,7 +225,7 @@ class GrowTo:
             raise ValueError(
                 "noise, moments and fresh apply to operators, not to learned maps: leave them out"
             )
-        _check_moments(self.stages, "moments", self.moments)
+        _check_step_counts(self.stages, "moments", self.moments)
         if self.fresh and self.noise is not None:
             raise ValueError(
                 "noise breaks the symmetry of copies, but fresh makes no copies: leave out one of them"

@@ -390,7 +390,9 @@ class Measure(Phase, reads=("name",), writes="name"):
 
     def run(self, context: Context) -> TrainState:
         probe = context.validation_batches(self.probes)
-        model, _ = context.compute(self, _measured, context.models[self.name], probe, donate=True)
+        model, _ = context.compute(
+            self, _run_measure, context.models[self.name], probe, donate=True
+        )
         rows = jax.tree.leaves(probe)[0]
         context.ledger.add(flops=self.flops(model.config, rows.shape[0] * rows.shape[1]))
         measured = {
@@ -400,7 +402,7 @@ class Measure(Phase, reads=("name",), writes="name"):
         return model
 
 
-def _measured(
+def _run_measure(
     phase: Measure, tx: optax.GradientTransformation, model: TrainState, batches: Any
 ) -> TrainState:
     return phase.measure(model, batches)

@@ -190,7 +190,9 @@ class Coalesce(Regrouping, reads=("source",), writes="target"):
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         large = models[self.source]
-        return _grown(large, swap(self.grouping.up(large.config)), self.grouping, tx, self.moments)
+        return _grow_state(
+            large, swap(self.grouping.up(large.config)), self.grouping, tx, self.moments
+        )
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class Decoalesce(Regrouping, reads=("source", "like"), writes="target"):
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         growth = self.grouping.up(models[self.like].config)
-        return _grown(models[self.source], growth, self.grouping, tx, self.moments)
+        return _grow_state(models[self.source], growth, self.grouping, tx, self.moments)
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class Correct(Regrouping, reads=("before", "small"), writes="before"):
         small = models[self.small]
         growth = self.grouping.up(before.config)
         axes = self.grouping.axes(before.config)
-        up = _grown(small, growth, self.grouping, tx, self.moments)
+        up = _grow_state(small, growth, self.grouping, tx, self.moments)
         return TrainState(
             correct(before.params, small.params, growth, axes, self.alpha), up.opt, before.config
         )
@@ -404,7 +406,9 @@ class Grow(Transform, reads=("source",), writes="target"):
         return TrainState(params, opt, self.config)
 
 
-def _grown(model: TrainState, growth: Growth, grouping: Way, tx, moments: Policy) -> TrainState:
+def _grow_state(
+    model: TrainState, growth: Growth, grouping: Way, tx, moments: Policy
+) -> TrainState:
     axes = grouping.axes(model.config)
     params = grow(growth, model.params, axes)
     opt = None

@@ -152,7 +152,7 @@ def _adamw(
         rebias(b1, b2),
         _decay(weight_decay),
     )
-    return _by_size(adam, base)
+    return _with_multipliers(adam, base)
 
 
 @cache
@@ -172,10 +172,10 @@ def _muon(
         muon.scale_by_muon_and_adam(dict(matrices), momentum, rms, b1, b2, eps),
         _decay(weight_decay),
     )
-    return _by_size(both, base)
+    return _with_multipliers(both, base)
 
 
-def _by_size(
+def _with_multipliers(
     inner: optax.GradientTransformationExtraArgs, base: Base
 ) -> optax.GradientTransformationExtraArgs:
     """Pass CompleteP's multipliers of the current parameters to ``inner``.

@@ -51,11 +51,11 @@ def packed(model: TrainState) -> Packed:
     for x, name in zip(leaves, dtypes, strict=True):
         if name is not None:
             scalars.setdefault(name, []).append(x)
-    return Packed(arrays, _stacked(scalars), dtypes, structure)
+    return Packed(arrays, _stack_scalars(scalars), dtypes, structure)
 
 
 @jax.jit
-def _stacked(scalars: dict[str, list[Any]]) -> dict[str, jax.Array]:
+def _stack_scalars(scalars: dict[str, list[Any]]) -> dict[str, jax.Array]:
     return jax.tree.map(jnp.stack, scalars, is_leaf=lambda x: isinstance(x, list))
 
 

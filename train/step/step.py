@@ -85,8 +85,8 @@ def train_step(
             0 if axis is None else jax.lax.axis_index(axis) * len(batch[1])
         )
         found = gradients_once if once else gradients
-        batch = _normalised(batch, axis)
-        value, grads = _mean(found(model, batch, rows, key, accumulate, pairs), axis)
+        batch = _normalise_weights(batch, axis)
+        value, grads = _mean_over_devices(found(model, batch, rows, key, accumulate, pairs), axis)
         for modifier, given in pairs:
             grads = modifier.gradients(grads, model, given)
         after = updated(model, grads, tx, inputs.lr, pairs)
@@ -140,11 +140,11 @@ def packed_step(*args: Any, **kwargs: Any) -> Callable:
     return run
 
 
-def _mean(tree: Tree, axis: str | None) -> Tree:
+def _mean_over_devices(tree: Tree, axis: str | None) -> Tree:
     return tree if axis is None else jax.lax.pmean(tree, axis)
 
 
-def _normalised(batch: Batch, axis: str | None) -> Batch:
+def _normalise_weights(batch: Batch, axis: str | None) -> Batch:
     """Divide the weights of targets by their mean over devices.
 
     Micro-batches and devices have different sums of weights. After `_weighted`, the mean over them
@@ -154,7 +154,7 @@ def _normalised(batch: Batch, axis: str | None) -> Batch:
     weights = target_weights(inputs)
     if weights is None:
         return batch
-    mean = jnp.maximum(_mean(weights.mean(), axis), jnp.finfo(weights.dtype).tiny)
+    mean = jnp.maximum(_mean_over_devices(weights.mean(), axis), jnp.finfo(weights.dtype).tiny)
     return inputs | {"weights": weights / mean}, targets
 
 
@@ -313,9 +313,9 @@ def eval_step(accumulate: int = 1, axis: str | None = None):
 
     def step(model: TrainState, batch: Batch):
         if accumulate == 1:
-            return _mean(judged(model, batch), axis)
+            return _mean_over_devices(judged(model, batch), axis)
         each = jax.lax.map(lambda micro: judged(model, micro), micro_batches(batch, accumulate))
-        return _mean(jax.tree.map(jnp.mean, each), axis)
+        return _mean_over_devices(jax.tree.map(jnp.mean, each), axis)
 
     return step
 
