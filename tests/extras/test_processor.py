@@ -11,7 +11,13 @@ from jaxgrow import checkpoints
 from jaxgrow.models import ViTConfig
 from train.common.errors import UserError
 from train.extras.images.images import Images, read_images
-from train.extras.images.processor import FILE, Normal, normal_in, processor_settings
+from train.extras.images.processor import (
+    FILE,
+    Normal,
+    default_normal,
+    normal_in,
+    processor_settings,
+)
 from train.extras.labelled.downstream import FineTuning
 
 VIT = ViTConfig(
@@ -45,7 +51,10 @@ def test_a_downloaded_model_keeps_its_own_normalisation(home, known):
     pixels, _ = read_images(tuned.data).valid.sample(0, np.random.default_rng(0))  # type: ignore[arg-type]
     mean, std = (np.array(known[key]) for key in ("image_mean", "image_std"))
     np.testing.assert_allclose(pixels[3, 3], (np.array([1, 0, 0.2]) - mean) / std, atol=1e-6)
-    written = processor_settings(tuned.data, 8, 3)  # type: ignore[arg-type]
+    settings = tuned.data
+    assert isinstance(settings, Images)
+    normal = Normal(settings.mean, settings.std) if settings.mean else default_normal(3)
+    written = processor_settings(normal, 8, 8)
     assert {key: pytest.approx(written[key]) for key in known} == known
 
 

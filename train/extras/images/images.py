@@ -165,10 +165,12 @@ class Images(Supervised):
         return more_held_out(read_images(self).held, self.valid_fraction)
 
     def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
-        from train.extras.images.processor import FILE, processor_settings
+        from train.extras.images.processor import FILE, Normal, default_normal, processor_settings
 
-        sizes = config.integers()
-        write_record(folder / FILE, processor_settings(self, sizes["image"], sizes["channels"]))
+        size, channels = (config.integers()[name] for name in ("image", "channels"))
+        normal = Normal(self.mean, self.std) if self.mean else default_normal(channels)
+        shorter = round(size * 8 / 7) if self.source == "tfds" and self.size is not None else size
+        write_record(folder / FILE, processor_settings(normal, size, shorter))
         return {}
 
 

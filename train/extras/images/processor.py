@@ -11,7 +11,6 @@ from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import read_record
 from train.data.decoding import readable_file
-from train.extras.images.images import Images
 
 FILE = "preprocessor_config.json"
 
@@ -32,16 +31,19 @@ def default_normal(channels: int) -> Normal:
     return Normal(tuple(map(float, MEAN)), tuple(map(float, STD)))
 
 
-def processor_settings(data: Images, size: int, channels: int) -> Json:
+def processor_settings(normal: Normal, size: int, shorter: int) -> Json:
     """The content of the file for a model that was validated on images of ``size`` pixels per side.
 
     `transformers` converts each image to colour, so a gray image has three equal channels. Square
     images are processed as in validation. For other images, `transformers` rounds the longer side
     to an integer number of pixels before it crops the image.
+
+    Args:
+      normal: normalisation of the images.
+      size: pixels per side of the images that the model reads.
+      shorter: pixels of the shorter side to which an image is resized before it is cropped.
     """
-    own = Normal(data.mean, data.std) if data.mean else default_normal(channels)
-    mean, std = (list(part) * (3 // len(part)) for part in own)
-    shorter = round(size * 8 / 7) if data.source == "tfds" and data.size is not None else size
+    mean, std = (list(part) * (3 // len(part)) for part in normal)
     return {
         "image_processor_type": "BitImageProcessor",
         **{
