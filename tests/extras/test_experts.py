@@ -35,7 +35,7 @@ from jaxgrow.operators import (
 )
 from train.extras.aot import hlo
 from train.extras.aot.roofline import program_kernels
-from train.state.mesh import Mesh, divided
+from train.state.mesh import Mesh, batch_sharding
 from train.step.parallel import mapped, over_mesh
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -383,7 +383,7 @@ def program(loss, given, axes, x, mesh: Mesh, devices: int = 4):
     Returns the program and its inputs, sharded on the mesh.
     """
     over = mesh.over(jax.devices()[:devices])
-    given, x = sharding.shard_params(given, axes, over), jax.device_put(x, divided(over))
+    given, x = sharding.shard_params(given, axes, over), jax.device_put(x, batch_sharding(over))
 
     def make(axis):
         def of_its_part(given, x):

@@ -22,7 +22,7 @@ from train.extras.inherit import Inherit, Teacher, divergence
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import TrainStage
 from train.plan.training import PhaseStart, Train
-from train.state.mesh import replicated
+from train.state.mesh import replicated_sharding
 from train.state.model import TrainState
 from train.state.optim import Optim, transformation
 from train.step.parallel import mapped
@@ -164,9 +164,9 @@ def test_a_step_uses_the_weighted_gradient(oracle, step, lesson):
     student, teacher, (loss, plain), (_, taught) = oracle
     now = StepInputs(
         np.float32(0.5),
-        given=((jax.device_put(teacher, replicated(runs.mesh())), np.float32(lesson)),),
+        given=((jax.device_put(teacher, replicated_sharding(runs.mesh())), np.float32(lesson)),),
     )
-    found, metrics = step(jax.device_put(student, replicated(runs.mesh())), BATCH, now)
+    found, metrics = step(jax.device_put(student, replicated_sharding(runs.mesh())), BATCH, now)
     expected = jax.tree.map(
         lambda p, a, b: p - 0.5 * ((1 - lesson) * a + lesson * b), student.params, plain, taught
     )

@@ -18,7 +18,7 @@ from train.extras.modifiers import Rewarm
 from train.plan.methods import GrowTo, TrainStage, VCycle
 from train.plan.training import Train
 from train.plan.transforms import Grow
-from train.state.mesh import replicated
+from train.state.mesh import replicated_sharding
 from train.state.model import TrainState
 from train.state.optim import Optim, learning_rate, transformation
 from train.state.packing import packed
@@ -101,7 +101,7 @@ def test_new_entries_use_the_second_learning_rate():
     start, run = grown(), mapped(partial(train_step, TX, 1, (Rewarm(),)), "mesh", runs.mesh())
     starts = clock(start.opt).start_count
     assert {int(x) for b in jax.tree.leaves(starts) for x in np.unique(b)} == {0, 5}
-    at = jax.device_put(start, replicated(runs.mesh()))
+    at = jax.device_put(start, replicated_sharding(runs.mesh()))
 
     def after(lr, new, birth):
         inputs = StepInputs(np.float32(lr), given=((np.float32(new), np.int32(birth)),))

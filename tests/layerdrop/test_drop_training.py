@@ -44,7 +44,7 @@ from train.plan.lifetimes import live
 from train.plan.methods import Scratch, TrainStage, VCycle
 from train.plan.modifiers import CHUNK, DropLayers, KeepMasks
 from train.plan.training import Measure, Train
-from train.state.mesh import AXIS, replicated
+from train.state.mesh import AXIS, replicated_sharding
 from train.state.model import TrainState, loss
 from train.state.optim import Optim, transformation
 from train.state.packing import packed
@@ -194,7 +194,7 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
     keep_mask = by_indices(keep_mask) if indices else keep_mask
 
     def moved(dropping):
-        start = jax.device_put(before, replicated(runs.mesh()))
+        start = jax.device_put(before, replicated_sharding(runs.mesh()))
         after, _ = programs.step(TX, 2, dropping, "mesh", runs.mesh())(
             packed(start), BATCH, StepInputs(LR, given=(keep_mask,))
         )

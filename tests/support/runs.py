@@ -21,7 +21,7 @@ from train.config.experiment import Experiment
 from train.data.text import Data
 from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
 from train.run import trainer
-from train.state.mesh import Mesh, replicated
+from train.state.mesh import Mesh, replicated_sharding
 from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step import programs
@@ -128,7 +128,7 @@ def alike(shapes: Any, seed: int = 0) -> Any:
 def model(config: Config, tx: optax.GradientTransformation) -> TrainState:
     """Return a freshly initialised model on every device."""
     params = fresh(config)
-    return jax.device_put(TrainState(params, tx.init(params), config), replicated(mesh()))
+    return jax.device_put(TrainState(params, tx.init(params), config), replicated_sharding(mesh()))
 
 
 def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2) -> TrainState:

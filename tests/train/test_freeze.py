@@ -24,7 +24,7 @@ from train.data.windows import next_tokens
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.modifiers import FreezeParts
 from train.plan.training import Train
-from train.state.mesh import replicated
+from train.state.mesh import replicated_sharding
 from train.state.model import loss
 from train.state.optim import Optim, transformation
 from train.step.parallel import mapped
@@ -157,7 +157,7 @@ def step():
 
 def test_a_step_moves_no_frozen_layer_or_tied_embedding(step):
     before = runs.trained(LARGE, TX)
-    after = jax.device_put(before, replicated(runs.mesh()))
+    after = jax.device_put(before, replicated_sharding(runs.mesh()))
     for number in range(2):
         after, metrics = step(
             after, BATCH, StepInputs(np.float32(0.1), np.uint32(number), given=(None,))
@@ -184,7 +184,7 @@ def test_the_norm_of_the_gradients_is_that_of_the_trained_parameters():
     model = runs.trained(LARGE, TX)
     freeze = Freeze((1,), ("token_embedding",), below=False)
     step = mapped(partial(train_step, TX, 1, (FreezeParts(freeze),)), "mesh", runs.mesh())
-    placed = jax.device_put(model, replicated(runs.mesh()))
+    placed = jax.device_put(model, replicated_sharding(runs.mesh()))
     _, metrics = step(placed, BATCH, StepInputs(np.float32(0.1), given=(None,)))
     grads = jax.jit(jax.grad(lambda params: loss(replace(model, params=params), BATCH)))(
         model.params

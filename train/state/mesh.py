@@ -177,11 +177,11 @@ def _by_hosts(devices: list[Any], replicas: int) -> list[Any]:
     return devices
 
 
-def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
+def replicated_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def divided(mesh: jax.sharding.Mesh, dim: int = 0) -> NamedSharding:
+def batch_sharding(mesh: jax.sharding.Mesh, dim: int = 0) -> NamedSharding:
     """Return the sharding of batches, whose samples (axis ``dim``) are split over the devices."""
     return NamedSharding(mesh, P(*[None] * dim, tuple(a for a in BATCH if a in mesh.axis_names)))
 
@@ -214,7 +214,7 @@ def rows(batch: int, mesh: jax.sharding.Mesh) -> np.ndarray:
         raise ValueError(
             f"a batch of {batch} is not divisible by {devices} devices; use a multiple of {devices}"
         )
-    parts = divided(mesh).addressable_devices_indices_map((batch,))
+    parts = batch_sharding(mesh).addressable_devices_indices_map((batch,))
     return np.unique([np.arange(batch)[part] for part in parts.values()])
 
 
@@ -227,4 +227,4 @@ def put(batch: Any, mesh: jax.sharding.Mesh, dim: int = 0) -> Any:
       dim: axis of the samples.
     """
     # One call for all arrays. Each call takes some of the time of the host in every step.
-    return jax.make_array_from_process_local_data(divided(mesh, dim), batch)
+    return jax.make_array_from_process_local_data(batch_sharding(mesh, dim), batch)

@@ -23,7 +23,7 @@ from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
 from train.plan.phase import Phase
 from train.plan.training import PhaseStart, Train
-from train.state.mesh import divided, replicated, token_devices
+from train.state.mesh import batch_sharding, replicated_sharding, token_devices
 from train.state.model import TrainState, shardings
 from train.state.packing import Packed, packed
 from train.step import programs
@@ -237,7 +237,7 @@ class AotRun:
 
     def validation_batches(self, batches: int) -> Tree:
         rows = self.experiment.batch // self.experiment.accumulate
-        where = divided(self.mesh, 1)
+        where = batch_sharding(self.mesh, 1)
         one = self._batch(rows)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((batches, *x.shape), x.dtype, sharding=where), one
@@ -261,7 +261,7 @@ class AotRun:
 
     def _batch(self, samples: int) -> Tree:
         shapes = self.experiment.data.shapes(self.experiment.model, samples)
-        where = divided(self.mesh)
+        where = batch_sharding(self.mesh)
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes
         )
@@ -276,7 +276,7 @@ class AotRun:
         def where(node: object) -> Tree:
             if isinstance(node, TrainState):
                 return shardings(node, self.mesh)
-            return getattr(node, "sharding", None) or replicated(self.mesh)
+            return getattr(node, "sharding", None) or replicated_sharding(self.mesh)
 
         places = jax.tree.map(where, tree, is_leaf=lambda node: isinstance(node, TrainState))
         return jax.tree.map(
