@@ -85,5 +85,6 @@ EXTRAS: dict[str, dict[str, str]] = {
         "ModernBERTConfig": "jaxgrow.extras.models.modernbert",
         "SwinConfig": "jaxgrow.extras.models.swin",
     },
+    "text part": {"Gemma3ForConditionalGeneration": "jaxgrow.extras.families.text_part"},
     "architecture": {name: module for module, names in _ARCHITECTURES.items() for name in names},
 }

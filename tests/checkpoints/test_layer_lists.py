@@ -5,7 +5,7 @@ import pytest
 from checkpoints import change
 from published import called, content, published, refused
 
-from jaxgrow.checkpoints import open_checkpoint
+from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -49,6 +49,14 @@ def test_a_list_of_another_length_names_the_key_both_numbers_and_the_way_out(
     change(folder, **{key: value[:4] if value else [FULL] * 4})
     if isinstance((value or [""])[0], str):  # the way out
         called(capsys, "inspect", folder)
+
+
+def test_the_text_part_of_a_model_of_images_is_checked(tmp_path):
+    text = content(published(tmp_path / "a", "Gemma3ForCausalLM"))
+    text["layer_types"] = [SLIDING] * 6
+    change(tmp_path / "a", architectures=["Gemma3ForConditionalGeneration"], text_config=text)
+    with pytest.raises(CheckpointError, match="layer_types has 6 entries, but num_hidden_layers"):
+        open_checkpoint(tmp_path / "a")
 
 
 # --- numbers that are a shorter form of a list ---

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 from checkpoints import change, contents, tensors
-from families import SETTINGS
+from families import ENCODER, SETTINGS
 from transformers_models import (
     answered,
     assert_alike,
@@ -391,6 +391,43 @@ def test_only_even_copies_preserve_hidden_state_models(tmp_path, capsys):
         assert said in capsys.readouterr().out
     assert program.main(["report", str(folder), str(tmp_path / "b24")]) == 1
     assert "the hidden states have 12 and 24 features" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, capsys):
+    """Its logits on text equal the full model's; a published ``text_config`` omits defaults."""
+    text = SETTINGS["Gemma3ForCausalLM"][0] | {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "pad_token_id": 0,
+    }
+    vision = ENCODER | {"num_hidden_layers": 1, "image_size": 8, "patch_size": 4}
+    special = {
+        "mm_tokens_per_image": 4,
+        "image_token_index": 10,
+        "boi_token_index": 8,
+        "eoi_token_index": 9,
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **special)
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "a")
+    if published:
+        said = json.loads((tmp_path / "a" / "config.json").read_text())
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            del said["text_config"][key]
+        change(tmp_path / "a", text_config=said["text_config"])
+    tokens = np.random.default_rng(0).integers(2, 8, (3, 7))
+    with torch.no_grad():
+        before = model(
+            torch.tensor(tokens), attention_mask=torch.ones(3, 7, dtype=torch.long)
+        ).logits.numpy()
+    words = ("--method", "hypercloning", "--embed", 32, "--heads", 16, "--kv-heads", 8)
+    run("grow", tmp_path / "a", tmp_path / "b", *words)
+    assert "Only its text model, a Gemma3ForCausalLM, is read" in capsys.readouterr().out
+    config, params = checkpoints.load(tmp_path / "b")
+    np.testing.assert_allclose(tiny.forward(config)(params, tokens), before, rtol=0, atol=1e-4)
+    assert_alike(tmp_path / "b")
 
 
 def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):

@@ -2,12 +2,20 @@
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from jaxgrow.checkpoints.hf import families
 from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.io.safetensors import Tensor
 from jaxgrow.registry import Registry
+from jaxgrow.typed import Json
 
 FAMILIES: Registry[Family] = Registry("architecture")
+#: From a ``config.json`` and tensors to those of the text model in them, and a note for the user.
+TextPart: TypeAlias = Callable[[Json, Mapping[str, Tensor]], tuple[Json, Mapping[str, Tensor], str]]
+#: Architectures that are read as the text model that they contain.
+TEXT_PARTS: Registry[TextPart] = Registry("text part")
 
 
 def register_families(*added: Family) -> None:

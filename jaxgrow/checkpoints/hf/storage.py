@@ -3,7 +3,8 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial, reduce
@@ -15,7 +16,7 @@ import numpy as np
 
 from jaxgrow.axes.names import axis_of, layers_of
 from jaxgrow.checkpoints.hf.base import Family, NotStoredError
-from jaxgrow.checkpoints.hf.registry import FAMILIES
+from jaxgrow.checkpoints.hf.registry import FAMILIES, TEXT_PARTS
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import (
@@ -52,14 +53,18 @@ class HuggingFace(Checkpoint):
     def __init__(self, folder: Path):
         self.folder = folder
         file = inside(folder, "config.json")
-        self.hf_config = read_json(file)
-        _check_not_quantised(folder, self.hf_config)
-        self.family = family_of(self.hf_config, file)
-        stored = safetensors.read_tensors(folder)
-        try:
-            config = self.family.from_hf(self.hf_config)
-        except ValueError as error:
-            raise CheckpointError(f"{file}: {error}") from error
+        hf_config = read_json(file)
+        _check_not_quantised(folder, hf_config)
+        stored: Mapping[str, safetensors.Tensor] = safetensors.read_tensors(folder)
+        self.notes = tuple(safetensors.unread_files(folder))
+        if (text_part := TEXT_PARTS.get(_architecture(hf_config))) is not None:
+            with _in_config(file):
+                hf_config, stored, note = text_part(hf_config, stored)
+            self.notes += (note,)
+        self.hf_config = hf_config
+        self.family = family_of(hf_config, file)
+        with _in_config(file):
+            config = self.family.from_hf(hf_config)
         size = sum(tensor.size for tensor in stored.values())
         check_sizes(vars(config) | {"layers": 0}, size, file)
         if config.depth > len(stored):
@@ -67,7 +72,6 @@ class HuggingFace(Checkpoint):
                 f"{file} has {config.depth} layers, but the folder has only {len(stored)} tensors. "
                 "Does config.json belong to another model?"
             )
-        self.notes = tuple(safetensors.unread_files(folder))
         if wrappers := sorted({part for name in stored for part in _WRAPPERS.findall(name)}):
             self.notes += (f"removed from the names of the tensors: {', '.join(wrappers)}",)
         current = self.family.current
@@ -235,6 +239,15 @@ class HuggingFace(Checkpoint):
                 )
 
 
+@contextmanager
+def _in_config(file: CheckedPath) -> Iterator[None]:
+    """Put the name of ``config.json`` before the message of a `ValueError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+
+
 def _check_not_quantised(folder: Path, hf_config: Json) -> None:
     keys = ("quantization_config", "compression_config")
     if found := [key for key in keys if hf_config.get(key)]:
@@ -250,9 +263,15 @@ def _check_not_quantised(folder: Path, hf_config: Json) -> None:
 _WAYS_OUT = {
     "CLIPModel": "Load its vision tower as CLIPVisionModelWithProjection in transformers, and save it",
     "SiglipModel": "Load its vision tower as SiglipVisionModel in transformers, and save it",
-    "Gemma3ForConditionalGeneration": "Load its text model as Gemma3ForCausalLM in transformers, and save it",
     "BertForPreTraining": 'It has another head in addition; write ["BertForMaskedLM"] there to read the model without it',
 }
+
+
+def _architecture(hf_config: Json) -> str:
+    """The one architecture that a ``config.json`` names; "": none."""
+    named = hf_config.get("architectures")
+    one = named[0] if isinstance(named, list) and len(named) == 1 else ""
+    return one if isinstance(one, str) else ""
 
 
 def family_of(hf_config: Json, file: CheckedPath | Path) -> Family:
@@ -265,9 +284,8 @@ def family_of(hf_config: Json, file: CheckedPath | Path) -> Family:
     Raises:
       CheckpointError: the architecture is not supported.
     """
-    named = hf_config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and len(named) == 1 else None
-    if isinstance(architecture, str) and architecture in FAMILIES:
+    architecture = _architecture(hf_config)
+    if architecture in FAMILIES:
         family = FAMILIES[architecture]
         return family.variant(hf_config) or family
     kind = hf_config.get("model_type")
@@ -276,8 +294,8 @@ def family_of(hf_config: Json, file: CheckedPath | Path) -> Family:
     if alike:
         usual = f"Write its class there, or load it as one of {', '.join(alike)} in transformers, and save it"
     raise CheckpointError(
-        f"{file}: architectures is {spelt(named)}, which is not supported. "
-        f"{_WAYS_OUT.get(str(architecture), usual)}. `jaxgrow architectures` lists the supported ones"
+        f"{file}: architectures is {spelt(hf_config.get('architectures'))}, which is not supported. "
+        f"{_WAYS_OUT.get(architecture, usual)}. `jaxgrow architectures` lists the supported ones"
     )
 
 
