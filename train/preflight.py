@@ -10,7 +10,7 @@ devices and hosts are busy, if that is longer. The column "MFU at most" is the m
 utilisation of a step that takes this minimum time. Real steps take longer, and only a measurement
 shows how much longer. ``--utilisation`` is the assumed fraction of the peak, from which days and
 device hours are computed. If a program does not fit, the command searches for settings with which
-it fits. No data are read, so a config
+it fits. If memory is left over, it searches for settings that use it. No data are read, so a config
 with ``epochs`` needs a number of steps, such as ``FILE.py:NAME:steps=100_000``. A config is
 ``FILE.py:NAME``, or ``FILE.py:NAME:batch=16`` with individual settings.
 """
@@ -195,13 +195,15 @@ def main() -> None:
 
 
 def _checked_programs(config: str, machine: Machine, arguments: Namespace) -> list[Program]:
-    """Print the report of a config, and settings that fit. Return its programs."""
+    """Print the report of a config, and settings that fit or help. Return its programs."""
     experiment, programs = estimate.resolve_auto(
         load_experiment(config, arguments.set, corpus=False), machine, _say
     )
     programs = programs or AotRun(experiment, machine, _say).run()
     say(f"\n{config_report(config, experiment, programs, machine, arguments.utilisation)}")
     if estimate.memory_fits(programs, machine):
+        if better := estimate.find_faster(experiment, programs, machine, _say):
+            say(better)
         return programs
     changes = estimate.find_fitting(experiment, machine, _say)
     way_out = "no settings that were tried fit"

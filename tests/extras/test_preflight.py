@@ -318,6 +318,34 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
     )
 
 
+def test_free_memory_is_used_if_that_lowers_the_bound(monkeypatch):
+    """Test on fake programs: each micro-batch and each rematerialised layer takes more time."""
+    seconds = {"none": 1.0, "products": 2.0, "projections": 3.0, "full": 4.0}
+
+    class Simulated:
+        def __init__(self, e, machine):
+            takes = seconds[e.model.remat] if usable else 9.0
+            memory = 64e9 / e.accumulate / seconds[e.model.remat]
+            self.made = replace(PROGRAM, parameters=memory, roofline=Roofline({"MLP": takes}))
+
+        def run(self):
+            return [self.made]
+
+    monkeypatch.setattr(estimate, "AotRun", Simulated)
+    machine = replace(Machine("h100:1", CHIPS["h100"], (None,)), limit=80e9)
+    small = replace(runs.MODEL, remat="full")
+    e, tried, usable = experiment(batch=64, model=small, accumulate=4), [], True
+    better = estimate.find_faster(e, Simulated(e, machine).run(), machine, tried.append)
+    assert better is not None and better.startswith(
+        "model.remat=none accumulate=1 uses the free memory and lowers the time bound from"
+    )
+    assert tried == ["h100:1 has free memory: trying model.remat=none accumulate=1"]
+    full = [replace(PROGRAM, parameters=41e9, roofline=Roofline({"MLP": 9.0}))]
+    assert estimate.find_faster(e, full, machine, tried.append) is None and len(tried) == 1
+    programs, usable = Simulated(e, machine).run(), False
+    assert estimate.find_faster(e, programs, machine, tried.append) is None and len(tried) == 4
+
+
 PROGRAM = Program("train large", "step", 1, 1, 1.0, 0.0, 0.0, 0.0, 0.0, (), 0, (), Roofline())
 
 

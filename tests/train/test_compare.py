@@ -1043,7 +1043,7 @@ def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, cap
 
 
 def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
-    """The first line says what runs, and phases have names for people."""
+    """The first line says what runs and for how long, and phases have names for people."""
     monkeypatch.setattr(programs, "_USED", set())
     trainer._say_once.cache_clear()
     base = runs.experiment(tmp_path, name="base", steps=40)
@@ -1054,13 +1054,13 @@ def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
     comparing.run_comparison([base, half], [short], [0], tmp_path)
     first, *lines = capsys.readouterr().err.splitlines()
     titles = ["from scratch", "half of the layers first", "from scratch at the same cost"]
-    assert first == f"3 runs: {'; '.join(titles)}"
+    assert first == f"3 runs, about 1 minute: {'; '.join(titles)}"
     for number, title in enumerate(titles, 1):
         assert f"run {number} of 3: {title}" in lines
     assert sum(line.startswith("data: ") for line in lines) == 1
     assert "small model: compiling .." in lines and "train large" not in "\n".join(lines)
     comparing.run_comparison([base, half], [short], [0], tmp_path)  # it has finished
-    assert capsys.readouterr().err.startswith("3 runs: ")
+    assert capsys.readouterr().err.startswith("3 runs, less than a minute: ")
 
 
 def test_the_saving_is_an_arrow_from_the_frontier(figures, tmp_path):

@@ -67,8 +67,8 @@ def run_comparison(
     for experiment in shorter:
         print_warnings(experiment)
     shared = [shared_steps(configs[0], e) for e in shorter]
-    upcoming = Upcoming(configs, shorter, seeds)
-    _announce(upcoming.first_line())
+    upcoming = Upcoming(configs, shorter, shared, seeds)
+    _announce(upcoming.first_line(workdir))
 
     def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:
         found = []

@@ -1,13 +1,29 @@
-"""What will a comparison run?"""
+"""What will a comparison run, and about how long does that take?"""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from jaxgrow.axes import axis_kind
+from jaxgrow.registry import Registry
 from train.config.experiment import Experiment
+from train.data.workers import core_count
 from train.plan.methods import Growing, Scratch, VCycle
+from train.plan.training import Train
+from train.store.workdir import Workdir
+
+# "published" returns the peak FLOP/s of all devices of this process, or None without a published one.
+DEVICE_SPEEDS: Registry[Callable[[], float | None]] = Registry("device speed", "train.extras")
 
 SAME_COST = 0.03  # two runs have the same cost if it differs by less than this fraction
+# A small model on a CPU reaches this many FLOPs per second and core, and a large one on an accelerator
+# this part of the published speed.
+CORE = 2e10
+REACHED = 0.3
+# Seconds of a CPU to compile the programs of one model, and to start.
+PROGRAMS = 12.0
+START = 10.0
 WORDS = {0.5: "half", 0.25: "a quarter", 0.75: "three quarters"}
 
 
@@ -18,11 +34,13 @@ class Upcoming:
     Attributes:
       configs: configs to compare; the first one is the baseline.
       shorter: shorter baselines, which form the frontier.
+      shared: for each of them, the number of first steps that it takes from the baseline.
       seeds: random seeds of each config.
     """
 
     configs: Sequence[Experiment]
     shorter: Sequence[Experiment]
+    shared: Sequence[int]
     seeds: Sequence[int]
 
     @property
@@ -48,11 +66,26 @@ class Upcoming:
         with_seed = f", seed {seed}" if count > 1 else ""
         return f"run {number} of {count * len(names)}: {self.titles()[experiment.name]}{with_seed}"
 
-    def first_line(self) -> str:
-        """Return one line with the number of runs and their names."""
+    def first_line(self, workdir: Path) -> str:
+        """Return one line with the number of runs, their names, and about how long they take."""
         count = len(self.experiments) * len(self.seeds)
         several = f" ({len(self.seeds)} seeds each)" if len(self.seeds) > 1 else ""
-        return f"{count} run{'s' * (count > 1)}{several}: {'; '.join(self.titles().values())}"
+        left = [
+            replace(e, seed=seed)
+            for e in self.experiments
+            for seed in self.seeds
+            if not Workdir(workdir / f"{e.name}-seed{seed}").finished
+        ]
+        names = "; ".join(self.titles().values())
+        return f"{count} run{'s' * (count > 1)}{several}, {_duration(self._seconds(left))}: {names}"
+
+    def _seconds(self, left: Sequence[Experiment]) -> float:
+        begun = {e.name: 1 - n / e.steps for e, n in zip(self.shorter, self.shared, strict=True)}
+        cost = sum(e.cost * begun.get(e.name, 1.0) for e in left)
+        models = {str(phase.config) for e in left for phase in e.plan if isinstance(phase, Train)}
+        published = DEVICE_SPEEDS["published"]()
+        speed = REACHED * published if published else CORE * core_count()
+        return cost / speed + PROGRAMS * len(models) + START
 
 
 def _short_title(e: Experiment) -> str:
@@ -70,3 +103,12 @@ def _short_title(e: Experiment) -> str:
             part = parts["layers"]
             return f"{WORDS.get(part, f'{part:.0%}')} of the layers first"
     return e.name
+
+
+def _duration(seconds: float) -> str:
+    minutes = math.ceil(seconds / 60 - 0.5)
+    if minutes < 1:
+        return "less than a minute"
+    if minutes < 90:
+        return f"about {minutes} minute{'s' * (minutes > 1)}"
+    return f"about {round(minutes / 60)} hours"

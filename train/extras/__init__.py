@@ -27,6 +27,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "settings report": {"papers": "train.extras.stated"},
     "tracker": dict.fromkeys(("wandb", "mlflow"), "train.extras.trackers"),
     "automatic settings": {"memory": "train.extras.aot.estimate"},
+    "device speed": {"published": "train.extras.aot.estimate"},
     "arguments": {"compare": "train.extras.arguments"},
     "comparison score": dict.fromkeys(("evaluate", "finetune"), "train.extras.comparison_scores"),
 }

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from jaxgrow.models.stack import Remat
+from train.analysis.upcoming import DEVICE_SPEEDS
 from train.common.errors import UserError
 from train.config.experiment import AUTOMATIC, Experiment
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.hlo import Collective
-from train.extras.aot.machines import Chip, Machine, common_machine
+from train.extras.aot.machines import Chip, Machine, common_machine, present_machine
 
 REMATS = get_args(Remat)  # in descending order of the memory that a layer uses
 
@@ -249,6 +250,44 @@ def smaller_settings(
                 accumulate *= 4
 
 
+def larger_settings(experiment: Experiment) -> Iterator[tuple[list[str], Experiment]]:
+    """Yield ``(settings, experiment with them)`` that use more memory to save time.
+
+    The largest changes come first.
+    """
+    now = experiment.accumulate
+    for accumulate in (now // 4, now // 2, now):
+        for remat in REMATS[: REMATS.index(experiment.model.remat) + 1]:
+            changes = [f"model.remat={remat}"] if remat != experiment.model.remat else []
+            changes += [f"accumulate={accumulate}"] if accumulate != now else []
+            if changes and accumulate and experiment.batch % accumulate == 0:
+                model = replace(experiment.model, remat=remat)
+                yield changes, replace(experiment, model=model, accumulate=accumulate)
+
+
+def find_faster(
+    experiment: Experiment, programs: list[Program], machine: Machine, say: Callable[[str], None]
+) -> str | None:
+    """Find a setting that uses free memory and lowers the time bound of the plan.
+
+    It tries at most three settings, and only if at least half of the memory is free, because each
+    one compiles the plan again.
+
+    Returns:
+      A line with the setting and both times, or None if no setting helps.
+    """
+    before = plan_days(programs, machine)
+    if before is None or max(p.memory for p in programs) > machine.memory / 2:
+        return None
+    for changes, other in itertools.islice(larger_settings(experiment), 3):
+        say(f"{machine.name} has free memory: trying {' '.join(changes)}")
+        found = AotRun(other, machine).run()
+        after = plan_days(found, machine)
+        if memory_fits(found, machine) and after is not None and after < before:
+            return f"{' '.join(changes)} uses the free memory and lowers the time bound from {before:.3g} to {after:.3g} days"
+    return None
+
+
 def plan_days(programs: list[Program], machine: Machine, utilisation: float = 1.0) -> float | None:
     """Return the lower bound of the time of all programs, in days.
 
@@ -287,4 +326,10 @@ def _resolved_here(experiment: Experiment, say: Callable[[str], None]) -> Experi
     return resolve_auto(experiment, common_machine(), say)[0]
 
 
+def _published_speed() -> float | None:
+    machine = present_machine()
+    return machine.chip.flops and machine.chip.flops * len(machine.devices)
+
+
 AUTOMATIC.add("memory", _resolved_here)
+DEVICE_SPEEDS.add("published", _published_speed)
