@@ -9,7 +9,7 @@ import runs
 
 from train import compare
 from train.config.lengths import load_alike
-from train.plan.methods import Growing, GrowTo, TrainStage
+from train.plan.methods import Growing, GrowTo, Learned, TrainStage
 
 DEEP = replace(runs.MODEL, layers=4)
 GROWING = Growing(runs.MODEL, TrainStage(0.5), (GrowTo((TrainStage(0.5, warmup=3),)),))
@@ -46,6 +46,25 @@ def test_epochs_are_scaled_as_steps(tmp_path):
     for override, steps in (("epochs=8", None), ("steps=100", 50)):
         found, _ = load_alike(texts, [override])
         assert found[1].steps == (steps or round(found[0].steps / 2))
+
+
+@pytest.mark.parametrize(
+    ("own", "overrides"),
+    [(":steps=400", []), ("", ["model.layers=8"]), (":method.source.steps=0.2", ["steps=200"])],
+)
+def test_a_changed_relative_cost_is_said(configs, own, overrides):
+    was, now = relative(load_alike(configs, [])[0]), f"{configs[1]}{own}"
+    found, notes = load_alike([configs[0], now], overrides)
+    [note] = [note for note in notes if "of the FLOPs" in note]
+    assert f"grown costs {relative(found):.0%} of the FLOPs of base, but {was:.0%} in the" in note
+
+
+def test_a_step_count_of_a_method_that_changes_the_cost_is_said(tmp_path, configs):
+    learned = replace(GROWING, to=(GrowTo((TrainStage(0.5),), by=Learned(steps=100)),))
+    base = runs.experiment(tmp_path, name="base", model=DEEP, steps=400)
+    text = runs.script(tmp_path, replace(base, name="learned", method=learned))
+    _, notes = load_alike([configs[0], text], ["steps=40"])
+    assert "learned costs" in notes[0] and "method.to.0.by.steps=100" in notes[1]
 
 
 def test_the_report_has_the_notes(tmp_path, monkeypatch, configs):

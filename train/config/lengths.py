@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from train.common.errors import UserError
 from train.config.experiment import Experiment, load_as, load_experiment
 from train.config.overrides import all_settings, with_overrides
+
+ALIKE = 0.03  # relative costs that differ by less count as equal
 
 
 def load_alike(
@@ -17,7 +20,7 @@ def load_alike(
     length relative to the baseline's, so that its relative cost does not change either.
 
     Returns:
-      The experiments, and a sentence about the numbers of steps that remain.
+      The experiments, and a sentence about each change that remains.
 
     Raises:
       UserError: as for `train.config.experiment.load_experiment`.
@@ -27,7 +30,7 @@ def load_alike(
         load_experiment(text, [*_scaled_overrides(overrides, experiment, own[0])])
         for text, experiment in zip(texts, own, strict=True)
     ]
-    return loaded, [*_kept_counts(loaded, own)]
+    return loaded, [*_changed_costs(loaded, own), *_kept_counts(loaded, own)]
 
 
 def _without_settings(text: str) -> Experiment | None:
@@ -56,6 +59,30 @@ def _scaled_overrides(
         length = getattr(with_overrides(base, [override]), name)
         new = length and length * part
         yield f"{name}={max(1, round(new)) if name == 'steps' and new else new}"
+
+
+def _changed_costs(loaded: Sequence[Experiment], own: Sequence[Experiment | None]) -> Iterator[str]:
+    """Yield a sentence for each config whose cost relative to the baseline has changed."""
+    for after, before in zip(loaded[1:], own[1:], strict=True):
+        if before is None or own[0] is None:
+            continue
+        # A config may be valid only together with the settings of the command line.
+        with suppress(UserError, ValueError, ArithmeticError):
+            now, was = (
+                after.cost / loaded[0].cost,
+                _cost_per_epoch(before) / _cost_per_epoch(own[0]),
+            )
+            if abs(now / was - 1) > ALIKE:
+                yield (
+                    f"{after.name} costs {now:.0%} of the FLOPs of {loaded[0].name}, but {was:.0%} in the config "
+                    "files: the settings of the command line change the two costs by different factors."
+                )
+
+
+def _cost_per_epoch(experiment: Experiment) -> float:
+    """Return the cost of an experiment; without steps, the number of steps is in proportion to the epochs."""
+    steps = experiment.steps or round(1e6 * (experiment.epochs or 1))
+    return replace(experiment, steps=steps, epochs=None).cost
 
 
 def _kept_counts(loaded: Sequence[Experiment], own: Sequence[Experiment | None]) -> Iterator[str]:
