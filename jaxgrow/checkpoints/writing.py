@@ -107,8 +107,14 @@ class Companion(Protocol):
     folders: Sequence[Path]
     notes: Sequence[str]
 
-    def write(self, part: Path, model: Source, output: Output) -> list[str]:
-        """Write the files into the folder ``part`` that holds the model, and return their names."""
+    def write(self, part: Path, model: Source | None, output: Output) -> list[str]:
+        """Write the files into the folder ``part`` and return their names.
+
+        Args:
+          part: the folder.
+          model: the model that the folder holds; None: it holds no model.
+          output: the description of the folder.
+        """
         ...
 
 

@@ -1,5 +1,6 @@
 """The errors of the command ``jaxgrow``, with sizes written as options."""
 
+import argparse
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,22 @@ _WAYS = {
 
 class UsageError(CheckpointError):
     """Arguments that are invalid independently of the checkpoint files."""
+
+
+def refuse_options(a: argparse.Namespace, why: str, *names: str) -> None:
+    """Check that no option is given that would have no effect.
+
+    Args:
+      a: the parsed arguments.
+      why: why the options have no effect.
+      *names: the options, as attributes of the arguments.
+
+    Raises:
+      UsageError: there is such an option.
+    """
+    given = ", ".join(axis_option(n) for n in names if getattr(a, n, None) is not None)
+    if given:
+        raise UsageError(f"{given}: {why}; omit {given}")
 
 
 def system_reason(error: OSError) -> str:

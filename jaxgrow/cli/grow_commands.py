@@ -9,9 +9,8 @@ from jaxgrow.axes import axis_kind
 from jaxgrow.checkpoints import Cast, CheckpointError, Source, Upcycled, open_checkpoint, write
 from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.rounding import rounding_notes
-from jaxgrow.cli.errors import UsageError, errors_with_options
+from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.new_sizes import given_sizes, target_sizes
-from jaxgrow.cli.options import axis_option
 from jaxgrow.cli.other_formats import format_of
 from jaxgrow.cli.writing import full_record, output_of, report_written, transform_model
 from jaxgrow.growth.maps import Growth
@@ -43,22 +42,6 @@ def run_grow(a: argparse.Namespace) -> None:
             )
         arguments |= {"noise": a.noise, "seed": a.seed or 0}
     transform_model(a, source, growth, arguments)
-
-
-def refuse_options(a: argparse.Namespace, why: str, *names: str) -> None:
-    """Check that no option is given that would have no effect.
-
-    Args:
-      a: the parsed arguments.
-      why: why the options have no effect.
-      *names: the options, as attributes of the arguments.
-
-    Raises:
-      UsageError: there is such an option.
-    """
-    given = ", ".join(axis_option(n) for n in names if getattr(a, n) is not None)
-    if given:
-        raise UsageError(f"{given}: {why}; omit {given}")
 
 
 def growth_of(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:
@@ -112,7 +95,7 @@ def growth_by_method(
 def _grow_experts(a: argparse.Namespace) -> None:
     """Turn the MLPs of a model into experts."""
     why = f"PEFT does not support LoRA on the experts that {a.method} creates. Merge the LoRA into SRC"
-    refuse_options(a, why, "lora")
+    refuse_options(a, why, "lora", "lora_only")
     why = f"not supported for {a.method}, which does not grow an optimizer state"
     refuse_options(a, why, "optimizer", "optimizer_state", "format", "names", "head_dim")
     refuse_options(a, f"{a.method} does not average layers", "blend")

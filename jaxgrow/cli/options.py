@@ -155,6 +155,12 @@ def add_lora(p: argparse.ArgumentParser) -> None:
         help="a LoRA of SRC in PEFT's format, for example in SRC itself; the LoRA is transformed "
         "with the model, and also written into DST",
     )
+    p.add_argument(
+        "--lora-only",
+        action="store_true",
+        default=None,
+        help="write only the LoRA into DST, without the model",
+    )
 
 
 def axis_option(axis: str) -> str:

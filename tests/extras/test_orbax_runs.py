@@ -542,6 +542,7 @@ def test_what_does_not_fit_is_refused(tmp_path, capsys):
         "--to hf",
         "--shard-size 1GB",
         "--lora l",
+        "--lora-only",
         "--optimizer-state o",
         "--seed 1",
     ],

@@ -358,8 +358,8 @@ WIDER = ("--embed", 32, "--heads", 8, "--kv-heads", 4, "--mlp", 40)
 
 
 @pytest.mark.parametrize("architecture", ["Phi3ForCausalLM", "Qwen3ForCausalLM"])
-def test_a_lora_grows_with_its_model(tmp_path, capsys, architecture):
-    """PEFT and transformers load both, and the logits agree."""
+def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture):
+    """The two results are the same LoRA; PEFT and transformers load both, and the logits agree."""
     base = made(tmp_path / "base", architecture)
     trained(base, tmp_path / "lora")
     grow_it = ("grow", base, "--method", "hypercloning", *WIDER, "--lora", tmp_path / "lora")
@@ -369,6 +369,16 @@ def test_a_lora_grows_with_its_model(tmp_path, capsys, architecture):
         and not (tmp_path / "dry").exists()
     )
     assert run(*grow_it, tmp_path / "both") == 0
+    assert run(*grow_it, tmp_path / "alone", "--lora-only") == 0
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'alone'}: only the LoRA\n" in said and said.count("7 modules") == 2
+    assert sorted(file.name for file in (tmp_path / "alone").iterdir()) == list(peft.ADAPTER)
+    both, alone = (
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("both", "alone")
+    )
+    assert both.keys() == alone.keys()
+    for name, x in alone.items():
+        np.testing.assert_array_equal(x, both[name])
     # transformers loads the adapter of the folder as well.
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")
     tokens = torch.tensor(np.random.default_rng(0).integers(2, 11, (2, 7)))
@@ -410,10 +420,22 @@ def test_a_folder_with_a_model_and_its_lora(tmp_path, capsys):
 
 def test_wrong_arguments_about_loras(tmp_path, capsys, plain):
     deeper = ("grow", plain / "base", tmp_path / "b", "--method", "stack", "--layers", 3)
-    experts = ("grow", plain / "base", tmp_path / "b", "--method", "upcycle", "--experts", 2)
+    assert run(*deeper, "--lora-only") == 2
+    assert "--lora-only requires a LoRA" in capsys.readouterr().err
+    alone = (*deeper, "--lora", plain / "lora", "--lora-only")
+    assert run(*alone, "--dtype", "bfloat16") == 2
+    assert "--dtype: --lora-only writes no model" in capsys.readouterr().err
+    assert run(*alone, "--dry-run", "--json") == 0 and not (tmp_path / "b").exists()
+    about = json.loads(capsys.readouterr().out)
+    assert about["sizes"]["layers"] == 3 and not about["written"]
+    assert run(*alone) == 0
+    assert run(*alone) == 1
+    assert "--overwrite replaces it" in capsys.readouterr().err
+    assert run(*alone, "--overwrite") == 0
+    experts = ("grow", plain / "base", tmp_path / "c", "--method", "upcycle", "--experts", 2)
     assert run(*experts, "--lora", plain / "lora") == 2
     assert "PEFT does not support LoRA on the experts" in capsys.readouterr().err
-    assert run(*deeper, "--lora", tmp_path / "nowhere") == 1
+    assert run(*deeper, "--lora", tmp_path / "nowhere", "--overwrite") == 1
     assert "adapter_config.json is missing" in capsys.readouterr().err
 
 

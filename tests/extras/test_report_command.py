@@ -102,7 +102,7 @@ def test_inspect_requires_the_format_that_is_given(folder, capsys):
     assert f"{folder} contains no Orbax checkpoint" in error
 
 
-@pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=str)
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--lora-only",)], ids=str)
 def test_the_lora_that_is_grown_is_not_replaced(tmp_path, folder, capsys, options):
     settings = LoRA(rank=2)
     factors = init_lora(settings, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))

@@ -289,6 +289,8 @@ COMMANDS = [
     cli("by exact copies", "grow {gpt} {new} --method stack --layers 8 --noise 10"),
     cli("grows the optimizer state of",
         "grow {orbax} {new} --method stack --layers 8 --optimizer copy"),
+    cli("--lora-only requires", "grow {gpt} {new} --method stack --layers 8 --lora-only",
+        "--lora {lora}"),
     cli("has no names for these parameters", "inspect {trainer} --names {few_names}",
         "--names {names}"),
     cli("do not fit the sizes of the other", "inspect {trainer} --names {wrong_names}",

@@ -31,9 +31,9 @@ class GrownLoRA:
         text = f"with LoRA: {modules} modules of rank {' and '.join(map(str, ranks))}"
         self.notes: Sequence[str] = [text]
 
-    def write(self, part: Path, model: Source, output: Output) -> list[str]:
-        """Write the LoRA beside its model."""
-        return write_into(part, self._adapter, str(output.dst))
+    def write(self, part: Path, model: Source | None, output: Output) -> list[str]:
+        """Write the LoRA, which records the folder as that of its model if it holds one."""
+        return write_into(part, self._adapter, None if model is None else str(output.dst))
 
 
 COMPANIONS.add("lora", GrownLoRA)

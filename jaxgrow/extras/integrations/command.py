@@ -19,8 +19,8 @@ from jaxgrow.checkpoints.io.files import (
 )
 from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
-from jaxgrow.cli.errors import UsageError
-from jaxgrow.cli.grow_commands import growth_by_method, refuse_options
+from jaxgrow.cli.errors import UsageError, refuse_options
+from jaxgrow.cli.grow_commands import growth_by_method
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.other_formats import CHECKPOINT_FORMATS
 from jaxgrow.cli.writing import new_layers_entry, print_json
@@ -244,7 +244,8 @@ class OtherTrainers:
     def grow(self, a: argparse.Namespace) -> None:
         """Run ``jaxgrow grow``."""
         why = f"not supported for {a.src}, which is a checkpoint of another trainer"
-        refuse_options(a, why, "to", "dtype", "shard_size", "noise", "lora", "optimizer_state")
+        others = ("noise", "lora", "lora_only", "optimizer_state")
+        refuse_options(a, why, "to", "dtype", "shard_size", *others)
         run = open_run(a.src, a.format, a.names, a.head_dim)
         target = target_sizes(a)
         policy = a.optimizer or _default_policy(a.method)

@@ -37,7 +37,7 @@ class GrownOptimizer:
             )
         self._source, self._growth, self._how = source, growth, how
 
-    def write(self, part: Path, model: Source, output: Output) -> list[str]:
+    def write(self, part: Path, model: Source | None, output: Output) -> list[str]:
         """Grow the state into the folder of the grown model."""
         policy, path = self._how
         return torch_optimizer.write_beside(self._source, part, self._growth, policy, path)
