@@ -362,6 +362,47 @@ def test_no_module_is_imported_by_the_name_of_a_feature(tmp_path):
         checked_info(tmp_path)
 
 
+# --- the README of a dataset ---
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        # Each alias repeats everything before it.
+        "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10) if i else 1}]" for i in range(12))
+        + "\nconfigs: [*a11]",
+        "x: &x ["
+        + "1," * 4000
+        + "1]\ny: &y ["
+        + "{split: train, path: *x}," * 4000
+        + "*x]\nconfigs: [*y]",
+        "configs: &a [*a]",
+    ],
+)
+def test_aliases_in_a_readme_do_not_fill_the_memory(tmp_path, front):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n")
+    with (
+        using_limits(record=1 << 20, bytes=300 << 20),
+        pytest.raises(UserError, match=r"README\.md"),
+    ):
+        text_corpus(str(tmp_path), None, "text")
+
+
+def test_the_patterns_of_a_readme_times_the_files_have_a_limit(tmp_path):
+    paths = ", ".join(f'"{i}*"' for i in range(1000))
+    front = f"configs: [{{data_files: [{{split: train, path: [{paths}]}}]}}]"
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n")
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text("a")
+    assert text_corpus(str(tmp_path), None, "text")
+    with using_limits(entries=20_000), pytest.raises(UserError, match="--limits entries="):
+        text_corpus(str(tmp_path), None, "text")
+
+
+# --- the cache ---
+
+
 @pytest.fixture
 def corpus(tmp_path):
     (tmp_path / "a.txt").write_text("a text " * 100)

@@ -137,6 +137,14 @@ def itself(place: Place) -> Experiment:
     return of(lambda _: folder, valid_path=str(folder / "a-0.txt"))(place)
 
 
+def escaping(place: Place) -> Path:
+    folder = corpus(a_txt=TEXT)(place)
+    (place.folder / "outside.md").write_text("---\nconfigs: []\n---\n")
+    if not (folder / "README.md").is_symlink():
+        (folder / "README.md").symlink_to(place.folder / "outside.md")
+    return folder
+
+
 def plain_tokenizer(file: Path) -> Path:
     file = file.with_suffix(".json")
     Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")).save(str(file))
@@ -188,6 +196,7 @@ DATA = [
     setting("there is no corpus at", of(corpus(a_txt=TEXT), sub="elsewhere"), "data.path={more}"),
     setting("files are read if data.path names", of(corpus(1, a_md=TEXT), valid_path="{text}"),
             "data.path={files}/a-0.md"),
+    setting("; or set data.splits=ignore", of(escaping)),
     setting("has no token that begins texts", beginless, "data.bos=auto"),
     setting("for validation; give more text", of(corpus(1, a_txt=TEXT)),
             "data.valid_path={text}"),

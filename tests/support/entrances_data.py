@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from entrances import Row, Subject, attacked, ours
+from entrances import NAMES, Row, Subject, attacked, ours
 from pictures import tree
 from pyarrow import parquet
 
@@ -135,6 +135,20 @@ def _read_ids(folder: Path) -> int:
     pieces = [piece for document in found.train for piece in document]
     checked_ids(np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]), 100, "it")
     return len(pieces)
+
+
+def _readme(folder: Path) -> Path:
+    file = _written("a.txt", "a text")(folder)
+    (file.parent / "b.txt").write_text("another")
+    _name_split(folder, "b.txt")
+    return file.parent / "README.md"
+
+
+def _name_split(folder: Path, name: str) -> None:
+    files = [{"split": "train", "path": "a.txt"}, {"split": "test", "path": name}]
+    front = json.dumps([{"data_files": files}])
+    content = f"---\nconfigs: {front}\n---\nAbout the data.\n"
+    (folder / "data" / "README.md").write_text(content)
 
 
 def _splits(folder: Path) -> Path:
@@ -326,6 +340,17 @@ SUBJECTS |= {
     "SQuAD": Subject(_squad, _read_squad, None, _NAMED),
     "array of token ids": Subject(_npy, _read_ids, None, _PARENT),
     "raw token ids": Subject(_raw, _read_ids, None, _PARENT),
+    "README of a dataset": Subject(
+        _readme,
+        _read_text,
+        _name_split,
+        {
+            **_PARENT,
+            **dict.fromkeys(("missing", "wrong type", "nested", "pickle"), "no list of splits"),
+            "too large": "only its first part is read",
+            **dict.fromkeys(NAMES, "a pattern that only selects among the files of the folder"),
+        },
+    ),
     "splits of a dataset": Subject(
         _splits,
         _read_text,
@@ -357,6 +382,7 @@ ROWS: dict[str, Row] = {
     "train/extras/labelled/glue.py::is_unnamed": attacked("GLUE"),
     "train/extras/labelled/glue.py::rows_of": attacked("GLUE"),
     "train/extras/labelled/squad.py::_articles": attacked("SQuAD"),
+    "train/data/named_splits.py::_readme_front_matter": attacked("README of a dataset"),
     "train/extras/images/processor.py::normal_in": attacked(
         "processor of images", "config of a run"
     ),
@@ -394,6 +420,9 @@ ROWS: dict[str, Row] = {
     "train/extras/images/images.py::_in_zip": attacked("zip of images"),
     "train/data/bounded_child.py::_try_tokenizer": ours(
         "the files that `bounded.check_tokenizer` checked; the process has limits"
+    ),
+    "train/data/bounded_child.py::_yaml_as_json": ours(
+        "the text that `named_splits` has read; the process has limits"
     ),
     "train/data/bounded_child.py::_table": ours(
         "the file that `tables.table_rows` checked; the process has limits"

@@ -1,10 +1,13 @@
 """Are held-out files recognised by their names, as the Hugging Face Hub recognises them?"""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from jaxgrow.untrusted import UntrustedError, using_limits
 from train.common.errors import UserError
+from train.data.named_splits import listed_splits, split_of
 from train.data.text import Data, read_tokens, training_text
 
 
@@ -12,13 +15,15 @@ from train.data.text import Data, read_tokens, training_text
 def read(tmp_path):
     """Write files whose only document is their name; return the documents of both parts."""
 
-    def made(*names: str, folder: str = "corpus", **changes):
+    def made(*names: str, readme: str = "", folder: str = "corpus", **changes):
         home = tmp_path / folder
         for name in names:
             file = home / name
             file.parent.mkdir(parents=True, exist_ok=True)
             content = json.dumps({"text": name}) if file.suffix == ".jsonl" else name
             file.write_text(content)
+        if readme:
+            (home / "README.md").write_text(readme)
         cache = str(tmp_path / "cache")
         data = Data("text", str(home), cache=cache, valid_fraction=0.5, **changes)
         found = read_tokens(data)
@@ -70,6 +75,73 @@ def test_a_folder_of_held_out_files_names_a_way_out_that_works(read):
     assert read(splits="ignore")[:2] == (["test.txt"], ["valid.txt"])
 
 
+CONFIGS = """---
+license: mit
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: "part/*.txt"
+  - split: validation
+    path: ["judge/**", "x.txt"]
+- config_name: other
+  data_dir: more
+  data_files: "?.txt"
+---
+# A corpus
+"""
+
+
+def test_the_configs_of_a_readme_list_the_files(read):
+    found = read(
+        *("part/test.txt", "judge/a/b/train.txt", "x.txt", "more/c.txt", "more/dd.txt"),
+        *("part/deeper/a.txt", "train.txt"),
+        readme=CONFIGS,
+    )
+    assert found[:2] == (["more/c.txt", "part/test.txt"], ["judge/a/b/train.txt", "x.txt"])
+    assert "2 training files, 2 validation files, 3 unlisted files" in found[2][0]
+
+
+def test_a_readme_without_configs_changes_nothing(read):
+    for readme in ("# text", "---\nlicense: mit\n---\n", "---\nconfigs: 3\n---\n"):
+        assert read("train.txt", "dev.txt", readme=readme)[:2] == (["train.txt"], ["dev.txt"])
+
+
+def test_a_damaged_readme_is_named(read):
+    with pytest.raises(UserError, match=r"README.md: the YAML .* set data.splits=ignore"):
+        read("train.txt", "dev.txt", readme="---\nconfigs: [\n---\n")
+
+
+def test_a_readme_that_cannot_be_read_does_not_release_held_out_files(read, tmp_path):
+    front = "---\nconfigs:\n- data_files: [{split: test, path: b.txt}]\n"
+    with pytest.raises(UserError, match=r"its list has no end; .*data\.splits=ignore"):
+        read("a.txt", "b.txt", readme=front)
+    readme = tmp_path / "corpus" / "README.md"
+    readme.unlink()
+    readme.symlink_to("lost.md")
+    with pytest.raises(UserError, match=r"a link without a target.*; .*data\.splits=ignore"):
+        read("a.txt", "b.txt")
+    assert read("a.txt", "b.txt", splits="ignore")[:2] == (["a.txt"], ["b.txt"])
+
+
+def test_the_aliases_of_a_readme_are_limited(tmp_path):
+    names = ",".join("ab" * 1000)
+    again = ",".join(["*x"] * 1000)
+    (tmp_path / "README.md").write_text(
+        f"---\nx: &x {{data_files: [{names}]}}\nconfigs: [{again}]\n---\n"
+    )
+    with using_limits(entries=100_000), pytest.raises(UntrustedError, match="entries"):
+        listed_splits(tmp_path)
+
+
+def test_a_readme_outside_the_folder_is_not_read(read, tmp_path):
+    read("train.txt", "dev.txt")
+    (tmp_path / "secret").write_text(CONFIGS)
+    (tmp_path / "corpus" / "README.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match="outside the folder"):
+        read()
+
+
 def test_a_snapshot_of_the_hub_is_read(tmp_path):
     """The files of a snapshot are links to blobs."""
     (tmp_path / "blobs").mkdir()
@@ -82,3 +154,10 @@ def test_a_snapshot_of_the_hub_is_read(tmp_path):
     data = Data("text", str(home), cache=str(tmp_path / "cache"), valid_fraction=0.5)
     assert read_tokens(data).train.tobytes() == b"train\0"
     assert list(training_text(data)) == ["train"]
+
+
+def test_many_stars_take_no_exponential_time():
+    listed = (("train", "/".join(["**", "*a*"] * 40)),)
+    assert split_of(Path("/a") / "/".join(["ab"] * 60), Path("/a"), listed) == "train"
+    assert split_of(Path("/a") / "/".join(["b"] * 60), Path("/a"), listed) == "other"
+    assert listed_splits(Path("/does/not/exist")) == ()

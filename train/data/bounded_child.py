@@ -149,6 +149,23 @@ def _encoded_texts(request):
     return sizes, ids.tobytes() + places.tobytes()
 
 
+def _yaml_as_json(request):
+    """The JSON of a YAML text, in which aliases may repeat a part any number of times."""
+    from yaml import CSafeLoader, load  # Flax requires it
+
+    parts = json.JSONEncoder(default=str, skipkeys=True).iterencode(
+        load(request["text"], CSafeLoader)
+    )
+    size = 0
+    kept = []
+    for part in parts:
+        kept.append(part)
+        size += len(part)
+        if size > request["record"]:
+            raise ValueError(f"it has too many aliases; the limit is --limits record={size - 1}")
+    return "".join(kept)
+
+
 def _table(request):
     """The names of the columns of a Parquet or Arrow file, and the declared sizes of its parts."""
     import pyarrow as pa
@@ -218,6 +235,7 @@ _JOBS = {
     "tokenizer": (_try_tokenizer, "tokenizers"),
     "load": (_load_tokenizer, "tokenizers"),
     "encode": (_encoded_texts, "tokenizers"),
+    "yaml": (_yaml_as_json, "yaml"),
     "table": (_table, "pyarrow.parquet"),
     "rows": (_start_rows, "pyarrow.parquet"),
     "batches": (_next_batches, "pyarrow.parquet"),

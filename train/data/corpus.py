@@ -6,7 +6,6 @@ Neither all documents nor all file names have to fit into memory.
 import hashlib
 import json
 import os
-import re
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,19 +20,18 @@ from train.common.errors import UserError
 from train.data.decoding import in_folder, json_object, readable_file
 from train.data.formats import TEXT, Document, Formats, read_documents
 from train.data.mixed_paths import fixed_part, is_pattern, matching_paths
+from train.data.named_splits import (
+    TRAIN,
+    VALIDATION,
+    Listed,
+    described_splits,
+    listed_splits,
+    split_of,
+)
 
 # Validation splits; the first one that exists is used.
 VALIDATIONS = ("validation", "test")
 LEADS_OUT = "link out of the folder"
-TRAIN = "train"
-VALIDATION = "validation"
-TEST = "test"
-# Words in the names of files and folders -> the split that they belong to.
-_WORDS = {
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), TEST),
-}
 
 
 @dataclass
@@ -99,7 +97,7 @@ def text_corpus(
 
     In a `DatasetDict` of Hugging Face `datasets`, the split "train" is the training text. Without
     ``valid_path``, its split "validation" or "test" is the validation text. In other folders, the
-    names of files and folders decide.
+    names of files and folders decide (`train.data.named_splits`).
 
     Args:
       path: the file or the folder, or a pattern such as ``data/*.jsonl.gz``.
@@ -126,9 +124,11 @@ def text_corpus(
         )
         train = _existing(str(train / "train"), formats)
         valid = valid if several else valid or other
+    listed: Listed = ()
     counted: Counter[str] = Counter()
     if by_name == "auto" and (valid is None or valid.resolve() != train.resolve()):
-        counted = _count_splits(train, formats)
+        listed = listed_splits(fixed_part(train))
+        counted = _count_splits(train, listed, formats)
     parts = [train] if valid is None else [train, valid]
     # Files below ``path`` may also be validation files. They are not trained on, unless both paths
     # are the same.
@@ -138,9 +138,8 @@ def text_corpus(
 
     def named(path: Path, split: str) -> Iterator[Path]:
         # ``path`` is the folder of the training text, or the folder that it resolves to.
-        return (
-            f for f in corpus_files(path, formats) if not counted or _split_of(f, path) == split
-        )
+        root, files = fixed_part(path), corpus_files(path, formats)
+        return (file for file in files if not counted or split_of(file, root, listed) == split)
 
     def mine(path: Path) -> Iterator[Path]:
         return (file for file in named(path, TRAIN) if not held or file.resolve() not in held)
@@ -179,13 +178,18 @@ def training_files(path: str, formats: Formats) -> Iterator[Path]:
     )
 
 
-def _count_splits(folder: Path, formats: Formats) -> Counter[str]:
+def _count_splits(folder: Path, listed: Listed, formats: Formats) -> Counter[str]:
     """The number of files of each split below a folder; empty if there are training files only.
 
     Raises:
       UserError: all files are held out.
     """
-    counted = Counter(_split_of(file, folder) for file in corpus_files(folder, formats))
+    counted: Counter[str] = Counter()
+    with readable_file(folder):
+        for n, file in enumerate(corpus_files(folder, formats), 1):
+            what = f"{folder}: the list of splits in README.md, for all files,"
+            file_limits().check(what, entries=n * len(listed))
+            counted[split_of(file, fixed_part(folder), listed)] += 1
     if not counted.keys() - {TRAIN}:
         return Counter()
     if not counted[TRAIN]:
@@ -194,28 +198,6 @@ def _count_splits(folder: Path, formats: Formats) -> Counter[str]:
             f"({described_splits(counted)}); name the files or the folder of one split, or set data.splits=ignore"
         )
     return counted
-
-
-def _split_of(file: Path, folder: Path) -> str:
-    """The split of a file below a folder or a pattern: `TRAIN`, `VALIDATION` or `TEST`.
-
-    A file belongs to a split if a folder below the corpus, or else its own name, has the name of a
-    split as a word: ``data/validation-00000-of-00001.parquet``, ``dev/a.txt``. The outermost folder
-    decides. Other files are training files, and so is a file that the user named itself.
-    """
-    parts = () if file == folder else file.relative_to(fixed_part(folder)).parts
-    words = (word for part in parts for word in re.split(r"[-._ 0-9]+", part.lower()))
-    return next((_WORDS[word] for word in words if word in _WORDS), TRAIN)
-
-
-def described_splits(counts: Mapping[str, int]) -> str:
-    """The number of files of each split in words: "2 training files, 1 test file"."""
-    names = {TRAIN: "training", VALIDATION: VALIDATION, TEST: TEST}
-    return ", ".join(
-        f"{counts[split]:,} {name} file{'s' * (counts[split] != 1)}"
-        for split, name in names.items()
-        if counts.get(split)
-    )
 
 
 def _documents(

@@ -35,6 +35,7 @@ from train.data.dataset import Batch, Dataset, Source, more_held_out
 from train.data.decoding import readable_file
 from train.data.formats import TEXT, Formats
 from train.data.mixed_paths import named_paths, source_names, weighted_paths
+from train.data.named_splits import VALIDATION, described_splits
 from train.data.special import (
     END,
     ENDS,
@@ -320,9 +321,9 @@ def _summary(
 
 
 def _held_out_by_name(counts: Mapping[str, int], valid_path: Any) -> str:
-    validated = counts.get(reading.VALIDATION) and valid_path is None
+    validated = counts.get(VALIDATION) and valid_path is None
     return (
-        f"data: by their names, there are {reading.described_splits(counts)}; training files are trained on, "
+        f"data: by their names, there are {described_splits(counts)}; training files are trained on, "
         + ("validation files are the validation set, " if validated else "")
         + "and the others are left out; data.splits=ignore reads all of them as training text"
     )
