@@ -464,15 +464,28 @@ def test_a_wrong_description_in_a_cache_of_others_is_one_line(corpus, change):
     assert "\n" not in str(error.value)
 
 
-def test_no_link_in_the_cache_is_written_through(corpus, tmp_path):
+@pytest.mark.parametrize("kind", ["lock", "link", "hard link", "folder"])
+def test_no_link_in_the_cache_is_written_through(corpus, tmp_path, kind):
     read_tokens(corpus)
     (folder,) = Path(corpus.cache).iterdir()
     folder.rename(tmp_path / ".moved")
-    (tmp_path / ".victim").write_text("precious")
-    folder.with_name(f".lock-{folder.name}").symlink_to(tmp_path / ".victim")
-    with pytest.raises(UntrustedError):
+    work = folder.with_name(f".unfinished-{folder.name}")
+    victim = tmp_path / ".victim"
+    victim.mkdir()
+    (victim / "train").write_text("precious")
+    if kind == "folder":
+        work.symlink_to(victim)
+    else:
+        (work / "new").mkdir(parents=True)
+    if kind == "lock":
+        folder.with_name(f".lock-{folder.name}").symlink_to(victim / "train")
+    if kind == "link":
+        (work / "new" / "train").symlink_to(victim / "train")
+    if kind == "hard link":
+        (work / "new" / "train").hardlink_to(victim / "train")
+    with pytest.raises(UntrustedError if kind == "lock" else UserError, match="link"):
         read_tokens(corpus)
-    assert (tmp_path / ".victim").read_text() == "precious"
+    assert (victim / "train").read_text() == "precious"
 
 
 # --- images ---

@@ -32,7 +32,7 @@ _NAMED = {
 
 
 _BY_REGULAR = "the checked name is opened by `read_regular`"
-_CACHE = "a new folder with a random name, which becomes the folder of the cache"
+_CACHE = "the folder of the cache, whose entries `cache._check_own` checked"
 _PARENT = {"link of the parent": _NAMED["link of the parent"]}
 
 
@@ -392,6 +392,7 @@ ROWS: dict[str, Row] = {
     "train/data/text.py::read_tokens": ours(_CACHE),
     "train/data/text.py::_mapped_tokens": ours(_CACHE),
     "train/data/cache.py::cached_folder": ours(_CACHE),
+    "train/data/cache.py::_working_folder": ours(_CACHE),
     "train/data/text.py::load_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
     "train/data/tokenise.py::tokenise_corpus": ours(_CACHE),
     "train/data/corpus.py::dataset_shards": attacked("state of a dataset"),

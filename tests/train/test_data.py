@@ -21,6 +21,7 @@ from jaxgrow.checkpoints.io.checksums import seal
 from train.common import files
 from train.common.errors import UserError
 from train.data import corpus, formats, tokenise
+from train.data import text as text_module
 from train.data.cache import SUMS, cached_folder
 from train.data.cutting import TextEncoder, cut_document
 from train.data.splitting import exact_fraction, held_out
@@ -173,6 +174,7 @@ def small_pieces(monkeypatch):
     for module, name, value in (
         (formats, "PIECE", 7),
         (tokenise, "BATCH", 50),
+        (tokenise, "SHARD_BATCHES", 3),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -310,6 +312,23 @@ def test_a_tokenizer_that_cannot_end_documents_is_a_warning(odd, tmp_path, token
     assert odd({}, tokenizer=str(tokenizer))[2] == []
 
 
+def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pieces, monkeypatch):
+    files = {f"{i:02}.txt": b"a \xff cat" * 9 for i in range(20)}
+    whole = odd(files)[1:]
+    encode, calls = text_module._bytes, iter(range(20))
+
+    def killed(pieces, begins):
+        if next(calls) == 19:
+            raise KeyboardInterrupt
+        return encode(pieces, begins)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(text_module, "_bytes", killed)
+        odd({"99.txt": b"other"})
+    assert "21 files, 21 documents" in odd({})[1] and "180 replaced characters" in odd({})[1]
+    assert "20 files, 20 documents" in whole[0]
+
+
 # --- cost ---
 
 
@@ -346,6 +365,41 @@ def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_piec
     encoded.clear()
     read_tokens(replace(text, path=str(many)))
     assert [len(call) for call in encoded] == [17] * 5 + [15]  # about 50 characters per call
+
+
+def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pieces, monkeypatch):
+    whole = read_tokens(text)
+    expected = [part.tolist() for part in (whole.train, whole.valid, *whole.begins)]
+    everything = len(encoded)
+    encoded.clear()
+    text = replace(text, cache=text.cache + "-other")
+
+    class Killed(BaseException):
+        pass
+
+    def dies(pieces, begins):
+        if len(encoded) == 10:
+            raise Killed
+        encoded.append(pieces)
+        return [[1] * len(p) for p in pieces], ((), (0,))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.data.text._bytes", dies)
+        with pytest.raises(Killed):
+            read_tokens(text)
+    encoded.clear()
+    again = read_tokens(text)
+    found = [part.tolist() for part in (again.train, again.valid, *again.begins)]
+    assert found == expected
+    assert len(encoded) == everything - 9  # three shards of three batches are reused
+    assert {p.name for p in Path(text.cache).glob("*/*")} == {
+        "train",
+        "valid",
+        "train.begins",
+        "valid.begins",
+        "about.json",
+        "SUMS",
+    }
 
 
 # --- the cache ---

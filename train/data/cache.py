@@ -4,16 +4,21 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jaxgrow.checkpoints.io.checksums import Sums, block_digest, damage, seal
-from jaxgrow.checkpoints.io.folders import atomic_folder, lock_file
+from jaxgrow.checkpoints.io.folders import lock_file, sync, sync_folder
 from train.common.errors import UserError
 from train.common.output import say
 
+# If a folder has this file, an interrupted computation is continued from it.
+PROGRESS = "progress.json"
 # A cache may have many gigabytes, and each run verifies it.
 SUMS = Sums("SUMS", block_digest)
 # The state of the folders that this process has verified. A run opens its data several times.
@@ -43,14 +48,17 @@ def cache_folder(cache: str, settings: Any, content: str) -> Path:
 
 
 def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return ``folder``. If it does not exist, ``make`` fills a new folder, which becomes it.
+    """Return ``folder``. If it does not exist, ``make`` fills a working folder, which becomes it.
 
     The folder has checksums, which are verified when a process opens it first. This takes about as
     long as reading it. A damaged folder is set aside with a note, and made again. Processes that
     need the same folder wait for the first one.
 
+    If ``make`` failed or was killed, and its files include `PROGRESS`, the next call finds them.
+    Otherwise it begins with an empty folder.
+
     Raises:
-      UserError: the folder is a link or a file.
+      UserError: the folder or its working folder is a link, or was not made by this user.
     """
     if _wrong(folder) is None:
         return folder
@@ -61,12 +69,55 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
             if (wrong := _wrong(folder)) is not None:
                 if os.path.lexists(folder):
                     _set_aside(folder, wrong)
-                with atomic_folder(folder, [], overwrite=False) as new:
+                with _working_folder(folder) as new:
                     make(new)
-                    seal(new, SUMS)
         finally:
             lock.unlink()  # a process that waits creates it again
     return folder
+
+
+@contextmanager
+def _working_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes ``folder`` if the block succeeds.
+
+    Until then, only this user may read it.
+    """
+    work = folder.with_name(f".unfinished-{folder.name}")
+    if not os.path.lexists(work):
+        work.mkdir(0o700)
+    _check_own(work)
+    new = work / "new"
+    try:
+        if new.exists() and not (new / PROGRESS).exists():
+            shutil.rmtree(new)
+        new.mkdir(exist_ok=True)
+        yield new
+        (new / PROGRESS).unlink(missing_ok=True)
+        seal(new, SUMS)
+        sync(new)
+        new.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        if not (new / PROGRESS).exists():
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_own(work: Path) -> None:
+    """Check a working folder, whose name can be foreseen, and in which files are overwritten.
+
+    Raises:
+      UserError: it was not made by this user, or has links.
+    """
+    about = work.lstat()
+    own = stat.S_ISDIR(about.st_mode) and (not hasattr(os, "getuid") or about.st_uid == os.getuid())
+    files = [file.lstat() for file in work.rglob("*")] if own else []
+    if not own or not all(
+        stat.S_ISDIR(file.st_mode) or (stat.S_ISREG(file.st_mode) and file.st_nlink == 1)
+        for file in files
+    ):
+        raise UserError(
+            f"{work} is not a working folder of the cache, or has links in it: move it away, or name another cache"
+        )
 
 
 def make_again(folder: Path) -> str:

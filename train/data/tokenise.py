@@ -1,21 +1,25 @@
 """Tokenisation: streamed, in parallel processes, in constant memory.
 
-A corpus is one ordered sequence of pieces.
+A corpus is one ordered sequence of pieces. Progress is recorded after each shard, so that a
+tokenisation that was killed skips the finished pieces; it only has to read them again.
 """
 
 import itertools
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
 
+from train.common.files import read_record, write_record
+from train.data.cache import PROGRESS, make_again
 from train.data.corpus import Corpus, Counts
 from train.data.formats import Document
 from train.data.special import DocumentFrame
@@ -29,6 +33,7 @@ Cut: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by one encoder, because starting others takes longer.
 ALONE = 8
+SHARD_BATCHES = 64  # batches between two records of the progress
 UNMARKED = DocumentFrame((), ())
 
 
@@ -62,7 +67,7 @@ def tokenise_corpus(
     cut: Cut = iter,
     marks: DocumentFrame = UNMARKED,
 ) -> None:
-    """Write the tokens of a corpus to ``work/train`` and ``work/valid``.
+    """Write the tokens of a corpus to ``work/train`` and ``work/valid``, or continue writing them.
 
     The positions at which documents begin are written to ``work/train.begins`` and
     ``work/valid.begins``, in ascending order, as int64.
@@ -78,13 +83,20 @@ def tokenise_corpus(
       marks: tokens that begin or end a document within a piece.
     """
     parts = ("train", "valid")
+    done = {"pieces": 0} | dict.fromkeys((*parts, *map(begins_of, parts)), 0)
+    if (work / PROGRESS).exists():
+        done = read_record(work / PROGRESS, make_again(work), tuple(done))
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
     with ExitStack() as opened:
         opened.enter_context(bar)
         names = (*parts, *map(begins_of, parts))
-        files = {name: opened.enter_context(open(work / name, "wb")) for name in names}
-        batches = _piece_batches(corpus_pieces(corpus, held, cut))
-        for batch, ids, sizes in _encoded_batches(batches, encoder, kind, workers):
+        files = {name: opened.enter_context(open(work / name, "ab")) for name in names}
+        for name, file in files.items():
+            file.truncate(done[name])
+            file.seek(done[name])
+        left = itertools.islice(corpus_pieces(corpus, held, cut), done["pieces"], None)
+        encoded = _encoded_batches(_piece_batches(left), encoder, kind, workers)
+        for n, (batch, ids, sizes) in enumerate(encoded, 1):
             for name, held_part in zip(parts, (False, True), strict=True):
                 own = np.array(batch.held) == held_part
                 part = ids[np.repeat(own, sizes)]
@@ -92,7 +104,19 @@ def tokenise_corpus(
                 begins += files[name].tell() // part.itemsize
                 files[name].write(part.tobytes())
                 files[begins_of(name)].write(begins.tobytes())
+            done["pieces"] += len(batch.pieces)
             bar.update(sum(map(len, batch.pieces)))
+            if n % SHARD_BATCHES == 0:
+                _record_progress(work, files, done)
+
+
+def _record_progress(work: Path, files: Mapping[str, BinaryIO], done: dict[str, int]) -> None:
+    """Record how much of each file is complete and on the disk."""
+    for name, file in files.items():
+        file.flush()
+        os.fsync(file.fileno())
+        done[name] = file.tell()
+    write_record(work / PROGRESS, done)
 
 
 def begins_of(part: str) -> str:
