@@ -349,7 +349,7 @@ class Interpolated(Source):
                 p: leaf.shape for p, leaf in before.leaves.items()
             }
             way_out = (
-                "To merge them, give both the same config (`jaxgrow merge --take-config A`)"
+                "To merge them, give both the same config (`jaxgrow interpolate --take-config A`)"
                 if equal
                 else "De-coalesce the smaller model first"
             )

@@ -37,6 +37,10 @@ _TIED = (
     "decoalesce function-preserving; 'paper' scales the embedding, as the published code does "
     "(default: norm)"
 )
+_TAKE_CONFIG = (
+    "which config the result has if settings such as the rotary base differ: A, that of BEFORE, or "
+    "B, that of UP (default: an error)"
+)
 _OPTIMIZER = (
     "the policy for growing the optimizer state in SRC; without this option, the command chooses a "
     "policy for a checkpoint of another trainer, but the state of a PyTorch run is dropped"
@@ -125,12 +129,9 @@ def _add_v_cycle(commands: Commands) -> None:
         add_lora(p)
     about = "interpolate two models: (1 - alpha) BEFORE + alpha UP"
     run = f"{_V_CYCLE}.run_interpolate"
-    add_alpha(commands.add("interpolate", about, run, "BEFORE", "UP", writes=True))
-
-
-def add_alpha(p: argparse.ArgumentParser) -> None:
-    """Add ``--alpha``, the weight in an interpolation."""
+    p = commands.add("interpolate", about, run, "BEFORE", "UP", writes=True)
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP (0 to 1)")
+    p.add_argument("--take-config", choices=["A", "B"], help=_TAKE_CONFIG)
 
 
 def _add_grow(commands: Commands) -> None:

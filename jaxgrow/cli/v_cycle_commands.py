@@ -1,21 +1,31 @@
 """The commands of a V-cycle: coalesce, decoalesce, interpolate."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from jaxgrow import operators
 from jaxgrow.axes.names import axis_kind, sibling_axis
-from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, open_checkpoint
+from jaxgrow.checkpoints import Interpolated, open_checkpoint
 from jaxgrow.checkpoints.io.files import RECORD
+from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.errors import UsageError, errors_with_options
 from jaxgrow.cli.options import AXES, axis_option
-from jaxgrow.cli.tokenizer_files import tokenizer_notes
 from jaxgrow.cli.writing import transform_model, write_model
 from jaxgrow.growth.maps import AxisMap
 from jaxgrow.growth.matrices import dense
 from jaxgrow.operators.targets import width_axes
+from jaxgrow.registry import Registry
+
+# "fine-tunes" interpolates two checkpoints with the weight alpha, after giving both the config of
+# model A or B, where they differ, and one vocabulary. It computes in the dtype of the result or a
+# wider one, and also returns notes about the differences.
+MERGES: Registry[
+    Callable[
+        [Checkpoint, Checkpoint, float, str | None, str | None], tuple[Interpolated, list[str]]
+    ]
+] = Registry("merge")
 
 
 def run_coalesce(a: argparse.Namespace) -> None:
@@ -125,25 +135,12 @@ def _large_sizes(
 
 def run_interpolate(a: argparse.Namespace) -> None:
     """Run ``jaxgrow interpolate``."""
-    check_alpha(a)
-    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
-    differ = tokenizer_notes(before, up)
-    if differ:
-        raise CheckpointError(f"{differ[0]}. `jaxgrow merge` matches their rows by token")
-    if a.dtype is not None:
-        before = Cast(before, a.dtype, at_least=True)
-    with errors_with_options():
-        mixed = Interpolated(before, up, a.alpha)
-    write_model(a, mixed, {"alpha": a.alpha})
-
-
-def check_alpha(a: argparse.Namespace) -> None:
-    """Check that ``--alpha`` is a weight.
-
-    Raises:
-      UsageError: it is not from 0 to 1.
-    """
     if not 0 <= a.alpha <= 1:
         raise UsageError(
             f"--alpha {a.alpha:g} is not from 0 to 1: give the weight of UP, such as --alpha 0.5"
         )
+    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
+    with errors_with_options():
+        mixed, notes = MERGES["fine-tunes"](before, up, a.alpha, a.take_config, a.dtype)
+    taken = {} if a.take_config is None else {"take_config": a.take_config}
+    write_model(a, mixed, {"alpha": a.alpha} | taken, notes)

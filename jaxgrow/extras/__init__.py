@@ -62,12 +62,12 @@ EXTRAS: dict[str, dict[str, str]] = {
         "suggest": f"{_COMMANDS}: list the growth methods that fit a model, with the FLOPs that they "
         "saved in our measurements",
         "show": f"{_COMMANDS}: plot the maps from old to new units that grow would apply",
-        "merge": f"{_COMMANDS}: interpolate two fine-tuned models whose configs or vocabularies differ",
         "prune": f"{_COMMANDS}: make a model smaller by removing the layers and units that are least "
         "important on given data",
         "report": f"{_COMMANDS}: compare the outputs of two models on the same inputs",
         "completion": f"{_COMMANDS}: print a shell script that completes commands, options and methods",
     },
+    "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
     "companion": {
         "lora": "jaxgrow.extras.hf_peft.companion",
         "optimizer": "jaxgrow.extras.integrations.companion",

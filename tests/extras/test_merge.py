@@ -23,7 +23,7 @@ def two(tmp_path, a=None, b=None, architecture="LlamaForCausalLM"):
 
 
 def merged(capsys, tmp_path, *words):
-    about = called(capsys, "merge", *words, tmp_path / "m", "--alpha", 0.25)
+    about = called(capsys, "interpolate", *words, tmp_path / "m", "--alpha", 0.25)
     return about["notes"], content(tmp_path / "m"), stored(tmp_path / "m")
 
 
@@ -62,7 +62,7 @@ def test_a_tied_and_an_untied_head_give_an_untied_one(tmp_path, order, architect
 def test_rows_of_vocabularies_are_matched_by_token(tmp_path, order, tied, capsys):
     keys = {"tie_word_embeddings": tied}
     small, large = folders = two(tmp_path, keys, keys | {"vocab_size": 13, "pad_token_id": 12})
-    words = ["merge", *folders[::order], tmp_path / "m", "--alpha", 0.5]
+    words = ["interpolate", *folders[::order], tmp_path / "m", "--alpha", 0.5]
     error = refused(capsys, *words)
     assert "vocabularies of" in error and "matched by token. Put the tokenizer.json" in error
     assert "De-coalesce" not in error
@@ -111,7 +111,7 @@ def test_every_file_of_a_tokenizer_is_read(tmp_path, first, second, capsys):
     small, large = folders = two(tmp_path, b={"vocab_size": 13})
     first(small, [*"abcdefghij", "<end>"])
     second(large, ["<new>", *"jihgfedcba", "<pad>", "<end>"])
-    about = called(capsys, "merge", *folders, tmp_path / "m", "--alpha", 0.5)
+    about = called(capsys, "interpolate", *folders, tmp_path / "m", "--alpha", 0.5)
     assert "11 rows of both models were matched by token" in about["notes"][0]
     name = "model.embed_tokens.weight"
     a, b, mixed = (stored(folder)[name] for folder in (small, large, tmp_path / "m"))
@@ -129,7 +129,7 @@ def test_vocabularies_of_one_size_are_matched_by_token(tmp_path, take, of, capsy
     orders = [*"abcdefghij", "<a>"], ["<b>", *"bacdefghij"]
     for folder, tokens in zip(folders, orders, strict=True):
         tokenizer(folder, tokens)
-    words = ["merge", *folders, tmp_path / "m", "--alpha", 0.25]
+    words = ["interpolate", *folders, tmp_path / "m", "--alpha", 0.25]
     about = called(capsys, *words, *["--take-config", take] * bool(take))
     assert about["notes"] == [
         f"the two tokenizers give other ids to some tokens: the result has the tokenizer of {folders[of]}, and 10 rows of "
@@ -169,7 +169,7 @@ def test_equal_tokenizers_need_no_note(tmp_path, capsys):
     folders = two(tmp_path / "other")
     tokenizer(folders[0], "abcdefghijk")
     tokenizer(folders[1], "ABCDEFGHIJK")
-    error = refused(capsys, "merge", *folders, tmp_path / "n", "--alpha", 0.5)
+    error = refused(capsys, "interpolate", *folders, tmp_path / "n", "--alpha", 0.5)
     assert "have no token in common" in error
 
 
@@ -178,7 +178,7 @@ def test_equal_tokenizers_need_no_note(tmp_path, capsys):
 )
 def test_settings_of_the_function_need_a_choice(tmp_path, key, values, capsys):
     folders = two(tmp_path, *({key: value} for value in values))
-    words = ["merge", *folders, tmp_path / "m", "--alpha", 0.5]
+    words = ["interpolate", *folders, tmp_path / "m", "--alpha", 0.5]
     error = refused(capsys, *words)
     assert f"cannot be merged: {key} is " in error and "--take-config A" in error
     assert "De-coalesce" not in error
@@ -191,8 +191,8 @@ def test_settings_of_the_function_need_a_choice(tmp_path, key, values, capsys):
 
 def test_other_shapes_outside_of_the_layers_are_named(tmp_path, capsys):
     folders = two(tmp_path, b={"n_positions": 20}, architecture="GPT2LMHeadModel")
-    error = refused(capsys, "merge", *folders, tmp_path / "m", "--alpha", 0.5)
+    error = refused(capsys, "interpolate", *folders, tmp_path / "m", "--alpha", 0.5)
     assert "cannot be merged: n_positions is 16 in A and 20 in B" in error
     folders = (folders[0], published(tmp_path / "c", "GPT2LMHeadModel", n_inner=20))
-    error = refused(capsys, "merge", *folders, tmp_path / "m", "--alpha", 0.5)
+    error = refused(capsys, "interpolate", *folders, tmp_path / "m", "--alpha", 0.5)
     assert "De-coalesce the smaller model first" in error

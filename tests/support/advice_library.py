@@ -265,7 +265,7 @@ COMMANDS = [
     cli("the routers of new experts are random", "grow {llama} {new} --method upcycle --experts 2 --noise 9"),
     cli("each token is routed to at", "grow {llama} {new} --method upcycle --experts 2 --active 3",
         lambda words, said: [*words[:-1], part(r"at most (\d+)", said)]),
-    cli("choose the config of one", "merge {llama} {other_base} {new} --alpha .5",
+    cli("choose the config of one", "interpolate {llama} {other_base} {new} --alpha .5",
         "--take-config A"),
     cli("no tokenizer.json in", "prune {untold} {new} --layers 1 --data {text}",
         "--data {ids}"),

@@ -693,7 +693,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/commands/show.py::run_show": ours("it writes the picture that the user named"),
     "jaxgrow/extras/commands/model_inputs.py::_open_array": attacked("ids", "images"),
     "jaxgrow/extras/commands/model_inputs.py::_tokenised_text": attacked("text", "tokenizer"),
-    "jaxgrow/cli/tokenizer_files.py::tokens_of": attacked("another tokenizer"),
+    "jaxgrow/extras/commands/tokenizer_files.py::tokens_of": attacked("another tokenizer"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
     "jaxgrow/extras/integrations/command.py::_open_run": attacked("names"),

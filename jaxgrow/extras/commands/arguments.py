@@ -9,7 +9,6 @@ from pathlib import Path
 
 from jaxgrow.cli.arguments import (
     COMMANDS,
-    add_alpha,
     add_blend,
     add_method,
     known_methods,
@@ -108,18 +107,6 @@ def add_report(commands: Commands) -> None:
     p.add_argument("--data", type=Path, metavar="FILE", help=about)
 
 
-def add_merge(commands: Commands) -> None:
-    """Add ``jaxgrow merge``."""
-    p = _add_extra(commands, "merge", "merge.run_merge", "BEFORE", "UP", writes=True)
-    add_alpha(p)
-    p.add_argument(
-        "--take-config",
-        choices=["A", "B"],
-        help="which config the result has if settings such as the rotary base differ: A, that of "
-        "BEFORE, or B, that of UP (default: an error)",
-    )
-
-
 def add_completion(commands: Commands) -> None:
     """Add ``jaxgrow completion``."""
     p = _add_extra(commands, "completion", "completion.run_completion", epilog=_STARTUP)
@@ -130,5 +117,4 @@ COMMANDS.add("show", add_show)
 COMMANDS.add("suggest", add_suggest)
 COMMANDS.add("prune", add_prune)
 COMMANDS.add("report", add_report)
-COMMANDS.add("merge", add_merge)
 COMMANDS.add("completion", add_completion)

@@ -1,6 +1,5 @@
-"""The command merge: give two fine-tuned models one config and one vocabulary, and interpolate them."""
+"""How are two fine-tuned models interpolated whose configs or vocabularies differ?"""
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -8,14 +7,12 @@ from typing import Any
 import numpy as np
 
 from jaxgrow.axes.names import axis_of
-from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, Source, open_checkpoint
+from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, Source
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, initial_layout
-from jaxgrow.cli.errors import errors_with_options
-from jaxgrow.cli.tokenizer_files import tokens_of
-from jaxgrow.cli.v_cycle_commands import check_alpha
-from jaxgrow.cli.writing import write_model
+from jaxgrow.cli.v_cycle_commands import MERGES
+from jaxgrow.extras.commands.tokenizer_files import tokens_of
 
 
 class _Reconfigured(Source):
@@ -230,11 +227,12 @@ def _matched_leaves(
     }
 
 
-def run_merge(a: argparse.Namespace) -> None:
-    """Run ``jaxgrow merge``."""
-    check_alpha(a)
-    before, up = open_checkpoint(a.before), open_checkpoint(a.up)
-    with errors_with_options():
-        merged = MergedModels(before, up, a.alpha, a.take_config, a.dtype)
-    taken = {} if a.take_config is None else {"take_config": a.take_config}
-    write_model(a, merged, {"alpha": a.alpha} | taken, merged.notes)
+def merge_models(
+    before: Checkpoint, up: Checkpoint, alpha: float, take: str | None, dtype: str | None
+) -> tuple[MergedModels, list[str]]:
+    """Merge two models. Return the merged model, and notes about their differences."""
+    merged = MergedModels(before, up, alpha, take, dtype)
+    return merged, merged.notes
+
+
+MERGES.add("fine-tunes", merge_models)

@@ -5,10 +5,10 @@ from dataclasses import asdict
 
 from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.cli.errors import errors_with_options
-from jaxgrow.cli.tokenizer_files import tokenizer_notes
 from jaxgrow.cli.writing import print_json, print_notes
 from jaxgrow.extras.commands.model_inputs import inputs_for_both
 from jaxgrow.extras.commands.model_outputs import outputs_of
+from jaxgrow.extras.commands.tokenizer_files import tokenizer_notes
 from jaxgrow.growth.report import measure_preservation
 from jaxgrow.untrusted import print_text
 
