@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,11 +90,13 @@ class Written:
       model: the model in the dtype in which it is stored.
       size: the size of its tensors in bytes.
       notes: remarks for the user.
+      seconds: how long the writing took.
     """
 
     model: Source
     size: int
     notes: list[str]
+    seconds: float
 
 
 class Companion(Protocol):
@@ -225,6 +228,7 @@ def write(
       CheckpointError: the folder exists, the architecture has no such model, or a checkpoint holds
         a LoRA and there are no companions.
     """
+    began = time.perf_counter()
     output = output if isinstance(output, Output) else Output(output)
     roots = source.roots
     if not companions and not isinstance(source, Loaded):
@@ -256,7 +260,8 @@ def write(
             write_json(part / RECORD, about)
     notes = [note for companion in companions for note in companion.notes]
     notes += [note for root in roots for note in root.notes]
-    return Written(source, plan.size, [*notes, *_not_copied(roots, output.folder)])
+    notes += _not_copied(roots, output.folder)
+    return Written(source, plan.size, notes, time.perf_counter() - began)
 
 
 @dataclass(frozen=True)

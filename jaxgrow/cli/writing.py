@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 
 from jaxgrow import checkpoints, operators
@@ -17,6 +18,11 @@ from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.growth.maps import Growth, Rules
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import print_text
+
+try:
+    import resource
+except ImportError:  # as on Windows
+    resource = None
 
 
 def output_of(a: argparse.Namespace, dry_run: bool = False) -> Output:
@@ -149,18 +155,31 @@ def report_written(
     """
     about = {"dst": str(a.dst), "written": not a.dry_run, **record}
     about |= {**size_record(written.model, written.size), **facts}
+    about["seconds"] = written.seconds
     about["notes"] = [*rounded, *notes, *written.notes]
+    peak = _peak_memory()
+    if peak is not None:
+        about["peak_memory"] = peak
     if a.json:
         return print_json(about)
-    end = f"the arguments are recorded in {RECORD}"
+    memory = "" if peak is None else f"; peak memory {_size_in_bytes(peak)}"
+    end = f", in {written.seconds:.1f} s{memory}; the arguments are recorded in {RECORD}"
     if a.dry_run:
-        end = f"nothing was written (--dry-run)\n{sizes_as_text(written.model.sizes())}"
-    print_text(f"{a.dst}: {model_size(written.model, written.size)}; {end}")
+        end = f"; nothing was written (--dry-run)\n{sizes_as_text(written.model.sizes())}"
+    print_text(f"{a.dst}: {model_size(written.model, written.size)}{end}")
     if "new_layers" in about:
         print_text(f"new layers, counted from 0: {', '.join(map(str, about['new_layers']))}")
     if "keeps" in about:
         print_text(kept_as_text(about["keeps"], bool(rounded)))
     print_notes(about["notes"])
+
+
+def _peak_memory() -> int | None:
+    """The peak memory of this process in bytes, or None if the system does not count it."""
+    if resource is None:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def kept_as_text(kept: bool, rounded: bool = False) -> str:
@@ -187,12 +206,20 @@ def size_record(source: Source, size: int) -> Json:
 
 
 def model_size(source: Source, size: int) -> str:
-    """The number of parameters and the size of a model on disk, as text.
+    """The number of parameters and the size of a model on disk, as text."""
+    return f"{source.parameters:,} parameters, {_size_in_bytes(size)}"
 
-    A small model does not have 0.0 MB, but 900 bytes or 13.5 kB.
+
+def _size_in_bytes(count: int) -> str:
+    """A number of bytes with a unit, so that a small model does not have 0.0 MB.
+
+    Example:
+      >>> _size_in_bytes(900), _size_in_bytes(13_500), _size_in_bytes(2_400_000_000)
+      ('900 bytes', '13.5 kB', '2,400.0 MB')
     """
-    text = f"{size / 1e3:.1f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
-    return f"{source.parameters:,} parameters, {text if size >= 1000 else f'{size} bytes'}"
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
 
 
 def sizes_as_text(sizes: Mapping[str, int]) -> str:

@@ -87,6 +87,7 @@ def test_a_v_cycle_by_hand(tmp_path, folder, capsys):
     config, params = checkpoints.load(tmp_path / "mix")
     assert config == CONFIG
     chex.assert_trees_all_close(params, expected, rtol=1e-6, atol=1e-6)
+    assert "peak memory" in capsys.readouterr().out
     record = json.loads((tmp_path / "up/jaxgrow.json").read_text())
     assert record["operator"] == "decoalesce"
     heads, layers = [[0, 2], [1, 3]], [[0, 1], [2, 3]]
@@ -377,6 +378,8 @@ def test_a_dry_run_predicts_the_result_and_writes_nothing(tmp_path, folder, meth
     assert not list(tmp_path.iterdir())
     wet = called(capsys, *arguments)
     assert (dry.pop("written"), wet.pop("written")) == (False, True)
+    for about in (dry, wet):
+        about.pop("seconds"), about.pop("peak_memory")
     assert dry == wet
     assert (dry["keeps"], dry["notes"]) == (kept, [])
     size = 4 * sum(x.size for x in tensors(tmp_path / "b").values())
