@@ -253,6 +253,7 @@ def test_the_fields_of_tables_are_refused_for_other_tasks():
         own = squad if name == "stride" else table
         assert unused(replace(glue, **{name: value})), name
         assert not unused(replace(own, **{name: value})), name
+    assert unused(replace(table, source="tfds")) and not unused(replace(glue, source="tfds"))
 
 
 # --- methods ---

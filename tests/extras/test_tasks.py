@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -274,6 +275,104 @@ def test_files_that_lack_or_are_others(tmp_path):
 def test_settings_that_mean_nothing(values, message):
     with pytest.raises(ValueError, match=message):
         Labelled(**{"task": "cola", "path": "x"} | values)
+
+
+# --- tensorflow-datasets ---
+
+
+class TinyGlue(tfds.core.GeneratorBasedBuilder):
+    """Write two tasks at once, without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = {name: tfds.features.Text() for name in ("sentence", "premise", "hypothesis")}
+        features = tfds.features.FeaturesDict(
+            text | {"label": tfds.features.ClassLabel(num_classes=3)}
+        )
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        splits = ("train", "validation", "validation_matched", "validation_mismatched")
+        return {name: self._generate_examples(name) for name in splits}
+
+    def _generate_examples(self, name):
+        for i in range(3):
+            yield (
+                i,
+                {"sentence": f"{name} ä", "premise": f"{i}?", "hypothesis": f"{i}!", "label": i},
+            )
+
+
+def test_tensorflow_datasets_are_read(tmp_path, monkeypatch):
+    asked = []
+
+    def prepared(name, path):
+        asked.append(name)
+        builder = TinyGlue(data_dir=path, file_format="array_record")
+        builder.download_and_prepare()
+        return builder
+
+    monkeypatch.setattr(glue, "prepared_dataset", prepared)
+    found = Labelled.prepared(Labelled("mnli", str(tmp_path), source="tfds"), BERT)
+    assert (
+        asked == ["glue/mnli"]
+        and list(found.valid) == ["matched", "mismatched"]
+        and len(found.train) == 3
+    )
+    assert sorted(found.train.targets) == [0, 1, 2]
+    first = bytes(found.train.sample(0, None)[0]["tokens"].astype(np.uint8))
+    assert first.startswith(b"\xc0%d?\x00%d!\x00\xc1" % ((found.train.targets[0],) * 2))
+    with pytest.raises(UserError, match="label 2 is not one of"):
+        Labelled.prepared(Labelled("cola", str(tmp_path), source="tfds"), BERT)
+    with pytest.raises(UserError, match="glue/rte has no feature 'sentence1', only"):
+        Labelled.prepared(Labelled("rte", str(tmp_path), source="tfds"), BERT)
+
+
+class TinySquad(tfds.core.GeneratorBasedBuilder):
+    """Write the features of SQuAD without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = {name: tfds.features.Text() for name in ("id", "title", "context", "question")}
+        answers = tfds.features.Sequence({"text": tfds.features.Text(), "answer_start": np.int32})
+        features = tfds.features.FeaturesDict(text | {"answers": answers})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {name: self._generate_examples() for name in ("train", "validation")}
+
+    def _generate_examples(self):
+        for i, answers in enumerate(
+            ({"text": ["ä", "ä cat"], "answer_start": [2, 2]}, {"text": [], "answer_start": []})
+        ):
+            yield (
+                i,
+                {
+                    "id": f"{i}",
+                    "title": "",
+                    "context": "a ä cat",
+                    "question": f"q{i}",
+                    "answers": answers,
+                },
+            )
+
+
+def test_squad_of_tensorflow_datasets_is_read_as_its_files_are(tmp_path, monkeypatch):
+    def prepared(name, path):
+        builder = TinySquad(data_dir=path, file_format="array_record")
+        builder.download_and_prepare()
+        return builder
+
+    monkeypatch.setattr(squad, "prepared_dataset", prepared)
+    questions = squad.squad_of_tfds(squad.TASKS["squad2"], str(tmp_path))
+    assert questions.keys() == {"train", "dev"}
+    answered, not_answered = sorted(questions["dev"])
+    assert answered == squad.Question("q0", "a ä cat", ("ä", "ä cat"), 2)
+    assert not_answered == squad.Question("q1", "a ä cat", (), 0)
+    with pytest.raises(UserError, match="question 1 has no answer, as in version 2"):
+        Labelled.prepared(Labelled("squad1", str(tmp_path), source="tfds"), BERT)
 
 
 # --- model inputs ---

@@ -124,6 +124,19 @@ def prepared_dataset(name: str, path: str | None) -> Any:
     return builder
 
 
+def tfds_split(builder: Any, split: str) -> Any:
+    """The examples of a split of a prepared dataset.
+
+    Raises:
+      UserError: the dataset has no such split.
+    """
+    if split not in builder.info.splits:
+        raise UserError(
+            f"{builder.info.full_name} has no split {split!r}, only {', '.join(builder.info.splits)}"
+        )
+    return builder.as_data_source(split)
+
+
 def dataset_records(path: Path) -> Iterator[tuple[str, Json]]:
     """Yield the place, in words, and the fields of each row of a split, from its first file."""
     import tensorflow_datasets as tfds

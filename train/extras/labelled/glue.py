@@ -13,6 +13,7 @@ import numpy as np
 from train.common.errors import UserError
 from train.data import formats
 from train.extras.labelled.metrics import accuracy, f1_score, matthews, pearson, spearman
+from train.extras.tfds import prepared_dataset, tfds_split
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 _NO_NAMES_IN_COLA = (
@@ -40,7 +41,8 @@ class Glue:
     labels: tuple[str, ...]  # in GLUE's order; empty: the label is a number
     columns: Columns
     metrics: Mapping[str, Metric]  # the main metric of the task comes first
-    # The names of the texts in the datasets of Hugging Face; empty: they are named like the columns.
+    # The names of the texts in the datasets of Hugging Face and of tensorflow-datasets; empty: they are
+    # named like the columns.
     features: tuple[str, ...] = ()
     spelled: tuple[str, ...] = ("0", "1")  # the labels as they are written in files
     # The files of each publication, beginning with GLUE's.
@@ -260,3 +262,28 @@ def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object
     if not out:
         raise UserError(f"{where} has no rows, so it is not the published file; download it again")
     return np.array(out, np.int32 if task.labels else np.float32)
+
+
+def glue_of_tfds(name: str, task: Glue, path: str) -> dict[str, Rows]:
+    """Training and validation rows of ``glue/<name>`` of tensorflow-datasets, prepared under ``path``.
+
+    Raises:
+      UserError: the dataset cannot be prepared, or has other features.
+    """
+    builder = prepared_dataset(f"glue/{name}", path)
+    texts = task.features or tuple(map(str, task.columns.texts))
+    if lacking := [each for each in (*texts, "label") if each not in builder.info.features]:
+        raise UserError(
+            f"glue/{name} has no feature {lacking[0]!r}, only {', '.join(builder.info.features)}"
+        )
+    out = {}
+    for split in task.files[0]:
+        theirs = {"train": "train", "dev": "validation"}.get(split, f"validation_{split}")
+        records = [*tfds_split(builder, theirs)]
+        where = f"split {theirs} of glue/{name}"
+        given = (
+            (f"{where}, row {i}", np.asarray(r["label"]).item()) for i, r in enumerate(records)
+        )
+        columns = ([r[text].decode("utf-8", "replace") for r in records] for text in texts)
+        out[split] = Rows(tuple(columns), _labels(task, given, where))
+    return out

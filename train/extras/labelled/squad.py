@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.data import formats
 from train.extras.labelled.encoding import Encoder, Texts, frame_texts
 from train.extras.labelled.glue import published_files
 from train.extras.labelled.metrics import answer_f1, exact_match
+from train.extras.tfds import prepared_dataset, tfds_split
 
 # The maximum numbers of tokens. If the tokens are bytes, they are four times as large
 # (`Encoder.piece`).
@@ -36,6 +38,7 @@ class Squad:
     # The files of each publication. Without ``dev``, articles are held out.
     files: tuple[Mapping[str, str], ...]
     unanswerable: bool
+    name: str  # the name of the dataset in tensorflow-datasets
 
 
 TASKS: dict[str, Squad] = {
@@ -45,8 +48,9 @@ TASKS: dict[str, Squad] = {
             {"train": "train-v1.1.rebuilt.json"},
         ),
         False,
+        "squad/v1.1",
     ),
-    "squad2": Squad(({"train": "train-v2.0.json", "dev": "dev-v2.0.json"},), True),
+    "squad2": Squad(({"train": "train-v2.0.json", "dev": "dev-v2.0.json"},), True, "squad/v2.0"),
 }
 
 
@@ -83,6 +87,36 @@ def squad_questions(task: Squad, path: Path) -> dict[str, list[Question]]:
                 f"{file} has no questions for {split}, so it is not the published file; download it again"
             )
     return out
+
+
+def squad_of_tfds(task: Squad, path: str) -> dict[str, list[Question]]:
+    """The questions of tensorflow-datasets, prepared under ``path``; ``dev`` is its validation split.
+
+    Raises:
+      UserError: the dataset cannot be prepared, or differs from the published one.
+    """
+    builder = prepared_dataset(task.name, path)
+    out = {}
+    for split, theirs in (("train", "train"), ("dev", "validation")):
+        articles = map(_article_of_record, tfds_split(builder, theirs))
+        where = f"split {theirs} of {task.name}"
+        out[split] = [q for article in articles for q in _questions(article, task, where)]
+    return out
+
+
+def _article_of_record(record: Any) -> Json:
+    """Convert a question of tensorflow-datasets to an article of the JSON files."""
+    plain = {
+        name: value.decode("utf-8", "replace")
+        for name, value in record.items()
+        if isinstance(value, bytes)
+    }
+    answers = record.get("answers", {"text": (), "answer_start": ()})
+    given = [
+        {"text": text.decode("utf-8", "replace"), "answer_start": int(begin)}
+        for text, begin in zip(answers["text"], answers["answer_start"], strict=True)
+    ]
+    return {"paragraphs": [{**plain, "qas": [{**plain, "answers": given}]}]}
 
 
 def _articles(file: Path) -> list[Any]:

@@ -31,14 +31,17 @@ class Labelled(Supervised):
     """Labelled text: a task of GLUE, SQuAD, or a table of the user.
 
     ``task="table"`` has rows with named columns, in files or a folder of Hugging Face `datasets`
-    (`train.extras.labelled.table`). The published files of another task may be compressed (.gz,
-    .xz, .zst).
+    (`train.extras.labelled.table`). ``source="files"`` reads the published files of another task,
+    which may be compressed (.gz, .xz, .zst). ``source="tfds"`` reads ``glue/<task>`` or ``squad``
+    of tensorflow-datasets, which is prepared under ``path`` if necessary; it is read without
+    TensorFlow.
     """
 
     modality = "text"
     goes_on = False
     task: str  # "cola" .. "wnli", "squad1", "squad2", "table"
-    path: str  # the folder of the files; for a table, also a file
+    path: str  # the folder of the files or of tensorflow-datasets; for a table, also a file
+    source: Literal["files", "tfds"] = "files"
     tokenizer: str = "bytes"  # as in `train.data.text.Data`
     length: int = 128  # maximum tokens of a sample
     stride: int = 128  # maximum tokens from one window of a SQuAD text to the next
@@ -55,6 +58,7 @@ class Labelled(Supervised):
 
     # The choices that use a field (`train.config.effect`).
     used_with = {
+        "source": {"task": NAMES},
         "stride": {"task": tuple(squad.TASKS)},
         **{
             name: {"task": (TABLE,)}
@@ -173,6 +177,8 @@ def _split_rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
     if data.task == TABLE:
         return table.read_labelled_table(table_spec(data))
     about = glue.TASKS[data.task]
+    if data.source == "tfds":
+        return glue.glue_of_tfds(data.task, about, data.path), about
     return glue.glue_rows(about, _task_folder(data)), about
 
 
@@ -214,7 +220,11 @@ def _glue_scores(about: glue.Glue, labels: np.ndarray, outputs: np.ndarray) -> d
 
 def _squad(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     about = squad.TASKS[data.task]
-    questions = squad.squad_questions(about, _task_folder(data))
+    questions = (
+        squad.squad_of_tfds(about, data.path)
+        if data.source == "tfds"
+        else squad.squad_questions(about, _task_folder(data))
+    )
     questions["train"] = [
         questions["train"][i] for i in _few(len(questions["train"]), data.examples)
     ]
