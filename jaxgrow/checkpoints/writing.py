@@ -15,7 +15,7 @@ from tqdm import tqdm
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import Axes, Params
 from jaxgrow.checkpoints.changed import Cast, InColour, Noisy
-from jaxgrow.checkpoints.hf import storage
+from jaxgrow.checkpoints.hf import layer_lists, storage
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
@@ -260,6 +260,9 @@ def write(
             write_json(part / RECORD, about)
     notes = [note for companion in companions for note in companion.notes]
     notes += [note for root in roots for note in root.notes]
+    like = roots[0].hf_config if roots else None
+    if plan.family is not None and like is not None:
+        notes += layer_lists.removed_numbers(like, plan.hf_config or {})
     notes += _not_copied(roots, output.folder)
     return Written(source, plan.size, notes, time.perf_counter() - began)
 

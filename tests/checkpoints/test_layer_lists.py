@@ -6,6 +6,7 @@ from checkpoints import change
 from published import called, content, published, refused
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints.hf import layer_lists
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -59,6 +60,22 @@ def test_the_text_part_of_a_model_of_images_is_checked(tmp_path):
         open_checkpoint(tmp_path / "a")
 
 
+@pytest.mark.parametrize("key", layer_lists.FURTHER)
+def test_layers_for_further_tokens_explain_surplus_entries(tmp_path, key, capsys):
+    folder = published(tmp_path / "a", "Qwen3ForCausalLM", use_sliding_window=True)
+    change(folder, layer_types=[FULL] * 5, **{key: 1})
+    (note,) = called(capsys, "inspect", folder)["notes"]
+    assert (
+        note.startswith(f"{key} is 1: these layers") and "layer_types without the 1 entries" in note
+    )
+    about = called(capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", 6)
+    assert note in about["notes"]
+    grown = content(tmp_path / "b")
+    assert grown["layer_types"] == [FULL] * 6 and key not in grown
+    change(folder, layer_types=[FULL] * 6)
+    assert "layer_types has 6 entries" in refused(capsys, "inspect", folder)
+
+
 # --- numbers that are a shorter form of a list ---
 
 
@@ -75,27 +92,39 @@ def depths(capsys, folder, out):
         "decoalesce": ("decoalesce", "--layers", "0+1,2,3,4,5,6,7,8"),
     }
     for name, (command, *words) in ways.items():
-        called(capsys, command, folder, out / name, *words)
-        yield name, content(out / name)
+        about = called(capsys, command, folder, out / name, *words)
+        yield name, about, content(out / name)
 
 
 @pytest.mark.parametrize(
     ("architecture", "key", "value", "more"),
     [
         ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
+        ("Gemma3ForCausalLM", "sliding_window_pattern", 4, {}),
         ("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}),
         ("Qwen2ForCausalLM", "max_window_layers", 5, {"use_sliding_window": True}),
+        ("Qwen3ForCausalLM", "max_window_layers", 2, {"use_sliding_window": True}),
+        ("Qwen2ForCausalLM", "max_window_layers", 8, {"use_sliding_window": False}),
     ],
 )
-def test_a_redundant_number_is_removed_after_a_change_of_depth(
+def test_a_redundant_number_is_right_or_absent_after_a_change_of_depth(
     tmp_path, architecture, key, value, more, capsys
 ):
     window = {"sliding_window": 3} if more.get("use_sliding_window") else {}
     keys = {key: value, "num_hidden_layers": 8, **more, **window}
     folder = published(tmp_path / "a", architecture, **keys)
     assert "layer_types" not in content(folder)
-    for name, new in depths(capsys, folder, tmp_path / "out"):
-        assert key not in new and "layer_types" in new, name
+    for name, about, new in depths(capsys, folder, tmp_path / "out"):
+        grown = tmp_path / "out" / name
+        kinds = open_checkpoint(grown).config.layer_kinds
+        assert len([note for note in about["notes"] if key in note]) == (key not in new), name
+        # A program that reads only the number finds the same layers, if a number describes them.
+        change(grown, layer_types=None, no_rope_layers=None)
+        fits = []
+        for n in range(1, 18):
+            change(grown, **{key: n})
+            fits += [n] * (open_checkpoint(grown).config.layer_kinds == kinds)
+        assert new[key] in fits if key in new else not fits, name
 
 
 def test_a_change_of_width_keeps_the_number(tmp_path, capsys):
@@ -103,6 +132,14 @@ def test_a_change_of_width_keeps_the_number(tmp_path, capsys):
     called(capsys, "grow", folder, tmp_path / "b", "--method", "lemon", "--mlp", 40)
     assert content(tmp_path / "b")["sliding_window_pattern"] == 2
     assert "layer_types" not in content(tmp_path / "b")
+
+
+def test_a_number_that_contradicts_the_list_is_corrected(tmp_path, capsys):
+    """Another tool has written the list, and left the number."""
+    keys = {"sliding_window_pattern": 6, "layer_types": [SLIDING, FULL] * 2}
+    folder = published(tmp_path / "a", "Gemma3ForCausalLM", **keys)
+    called(capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", 8)
+    assert content(tmp_path / "b")["sliding_window_pattern"] == 2
 
 
 # --- synonyms ---

@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import change
@@ -107,17 +108,32 @@ def test_a_tensor_is_read_from_the_file_that_the_index_names(tmp_path, capsys):
 # --- one cause, one sentence ---
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "_orig_mod.",
+        "module.",
+        "base_model.model.",
+        "module._orig_mod.",
+        "model.",
+        "_forward_module.",
+    ],
+)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "LlamaModel"])
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_prefix_is_removed_with_a_note(tmp_path, prefix, bare):
-    folder = published(tmp_path / "a", "GPT2LMHeadModel")
+def test_a_prefix_is_removed_with_a_note(tmp_path, prefix, architecture, bare):
+    folder = published(tmp_path / "a", architecture)
     params = open_checkpoint(folder).params()
+    body = ("model.", "transformer.")
     found = stored(folder)
-    if bare:
-        found = {name.removeprefix("transformer."): x for name, x in found.items()}
+    for begin in body if bare else ():
+        found = {name.removeprefix(begin): x for name, x in found.items()}
     store(folder, {prefix + name: x for name, x in found.items()})
     same(folder, params)
-    assert "removed from the names of the tensors" in open_checkpoint(folder).notes[0]
+    notes = open_checkpoint(folder).notes
+    usual = prefix == "model." and (bare or architecture.endswith("LlamaModel"))
+    assert bool(notes) or usual
+    assert all("removed" in note for note in notes)
 
 
 def test_wrappers_within_names_are_removed(tmp_path, capsys):
@@ -131,6 +147,62 @@ def test_wrappers_within_names_are_removed(tmp_path, capsys):
 
 
 # --- quantised models ---
+
+
+def test_a_lora_that_is_not_merged_is_named(tmp_path, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    found = {
+        f"base_model.model.{n.replace('q_proj', 'q_proj.base_layer')}": x
+        for n, x in stored(folder).items()
+    }
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    store(folder, found | {f"{module}.lora_A.default.weight": np.zeros((2, 16), np.float32)})
+    error = refused(capsys, "inspect", folder)
+    assert "merge_and_unload" in error and "\n" not in error
+
+
+def test_layers_for_further_tokens_are_left_out(tmp_path, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    params, found = open_checkpoint(folder).params(), stored(folder)
+    more = {n.replace("layers.3", "layers.4"): x for n, x in found.items() if "layers.3." in n}
+    store(folder, found | more)
+    change(folder, num_nextn_predict_layers=1)
+    same(folder, params)
+    change(folder, num_nextn_predict_layers=None)
+    store(folder, found | {"mtp.fc.weight": np.zeros((2, 2), np.float32)})
+    same(folder, params)
+    (note,) = called(capsys, "inspect", folder)["notes"]
+    assert note == "the tensors that predict further tokens are not read: mtp.fc.weight"
+
+
+def fp8(found):
+    weights = {n: x.astype(ml_dtypes.float8_e4m3fn) for n, x in found.items() if "proj" in n}
+    return found | weights | {f"{name}_scale": np.ones((), np.float32) for name in weights}
+
+
+def cache_scales(found):
+    names = [n.removesuffix("k_proj.weight") for n in found if "k_proj" in n]
+    return found | {f"{n}{x}_scale": np.ones((), np.float32) for n in names for x in "kv"}
+
+
+def packed(found):
+    return {n.replace("q_proj.weight", "q_proj.qweight"): x for n, x in found.items()}
+
+
+@pytest.mark.parametrize("change_tensors", [fp8, cache_scales, packed])
+def test_quantised_tensors_are_named(tmp_path, change_tensors, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    found = stored(folder)
+    store(folder, change_tensors(found))
+    (folder / "hf_quant_config.json").write_text("{}")
+    for architecture in ("LlamaForCausalLM", "UnknownForCausalLM"):
+        change(folder, architectures=[architecture])
+        error = refused(capsys, "inspect", folder)
+        assert "the model is quantised (tensor" in error and "before it was quantised" in error
+        assert "and the folder has hf_quant_config.json" in error and "\n" not in error
+    change(folder, architectures=["LlamaForCausalLM"])
+    store(folder, found)  # A file that is left over
+    called(capsys, "inspect", folder)
 
 
 def test_a_quantisation_in_the_config_is_named_before_anything_else(tmp_path, capsys):

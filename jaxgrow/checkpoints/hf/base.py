@@ -332,7 +332,7 @@ class Family:
                 like, self.layers_key, config.depth, every, self.architecture
             )
             out = {**now, **self._changed(config, like, now, every), **self.always(config)}
-            out = layer_lists.consistent_keys(out, like, every)
+            out = layer_lists.consistent_keys(out, like, every, config.layer_kinds)
         back = self.from_hf(out).run_as(config)
         self._check_read_back(config, back)
         return out

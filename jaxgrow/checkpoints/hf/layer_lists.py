@@ -4,8 +4,9 @@ There are three kinds: lists with one entry per layer, numbers that are a shorte
 list, for example "every n-th layer has full attention", and synonyms.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.typed import Json
 
 # One entry per layer. Some of the keys may also hold one number for all layers.
@@ -21,11 +22,20 @@ _INDICES = (
     *("mlp_only_layers", "moe_layers", "moe_layer_indices", "dense_layers", "attn_layer_indices"),
     *("full_attn_idxs", "global_attn_idxs", "full_attention_layers", "sliding_window_layers"),
 )
-# Numbers that stand for a list of the kinds of layers.
-_SHORT = (
-    *("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval"),
-    "max_window_layers",
+# The number of further layers that predict tokens behind the next one. jaxgrow does not read them.
+FURTHER = (
+    *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_layers"),
+    "mtp_num_hidden_layers",
 )
+# Numbers that stand for a list: a letter of `jaxgrow.models.Config.layer_kinds`, and whether it is
+# the kind of the layers from this number on; otherwise of the last of every group of that many.
+_SHORT: Mapping[str, tuple[str, bool]] = {
+    "sliding_window_pattern": ("f", False),
+    "_sliding_window_pattern": ("f", False),
+    "full_attention_interval": ("f", False),
+    "no_rope_layer_interval": ("n", False),
+    "max_window_layers": ("s", True),
+}
 # Names that programs have for one number.
 _SYNONYMS = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -85,6 +95,30 @@ def with_own_keys(hf_config: Json, own: Collection[str]) -> Json:
     return {**found, **{k: v for k, v in hf_config.items() if v is not None or k not in found}}
 
 
+def without_further_layers(hf_config: Json, key: str) -> tuple[Json, tuple[str, ...]]:
+    """Remove the number of the layers that predict further tokens, and their entries in lists.
+
+    Args:
+      hf_config: the content of ``config.json``.
+      key: the key of the number of layers.
+
+    Returns:
+      The new ``config.json``, and remarks for the user.
+    """
+    layers = hf_config.get(key)
+    named = [n for n in FURTHER if type(hf_config.get(n)) is int and hf_config[n] > 0]
+    if type(layers) is not int or not named:
+        return hf_config, ()
+    count = hf_config[named[0]]
+    out = {name: value for name, value in hf_config.items() if name not in named}
+    cut = {n: v[:layers] for n, v in _lists(out, _ENTRIES).items() if len(v) == layers + count}
+    less = f", and {listed(list(cut))} without the {count} entries for them" if cut else ""
+    return out | cut, (
+        f"{named[0]} is {count}: these layers for the prediction of further tokens are not read. A "
+        f"new config.json is written without this key{less}",
+    )
+
+
 def without_old_lists(like: Json, key: str, layers: int, written: Json, architecture: str) -> Json:
     """Remove the lists of another number of layers that the architecture does not write.
 
@@ -106,19 +140,38 @@ def without_old_lists(like: Json, key: str, layers: int, written: Json, architec
     return {name: value for name, value in like.items() if not old.get(name)}
 
 
-def consistent_keys(out: Json, like: Json, written: Json) -> Json:
-    """Correct the synonyms in a new ``config.json``, and remove short forms of changed lists.
+def consistent_keys(out: Json, like: Json, written: Json, kinds: str) -> Json:
+    """Correct the keys of a new ``config.json`` that repeat others, or remove them.
 
     Args:
       out: the new content.
       like: the content that it follows.
       written: the keys that describe the model.
+      kinds: the kinds of its layers.
     """
     now = dict(out)
     for mine, given in _synonyms(out, written):
         now |= dict.fromkeys([mine, *given], written[mine]) if given else {}
-    if any(
-        out.get(key) != like.get(key) for key in {"layer_types", "no_rope_layers"} & written.keys()
-    ):
-        now = {key: value for key, value in now.items() if key not in _SHORT}
-    return now
+    lists = {"layer_types", "no_rope_layers"} & written.keys()
+    # Other architectures use these numbers in another way, if at all.
+    if lists and any(out.get(k) != like.get(k) for k in (*lists, *_SYNONYMS[0])):
+        for key in [key for key in _SHORT if type(out.get(key)) is int]:
+            every = (out[key], *range(len(kinds) + 2))
+            now[key] = next((n for n in every if _describes(*_SHORT[key], n, kinds)), None)
+    return {key: value for key, value in now.items() if value is not None or out[key] is None}
+
+
+def _describes(letter: str, behind: bool, n: int, kinds: str) -> bool:
+    """Whether ``n`` stands for the layers of kind ``letter``."""
+    layers = [i for i in range(len(kinds)) if (i >= n if behind else n > 0 and (i + 1) % n == 0)]
+    return layers == [i for i, kind in enumerate(kinds) if kind == letter]
+
+
+def removed_numbers(before: Json, after: Json) -> list[str]:
+    """Return a note about each number that `consistent_keys` removed from a ``config.json``."""
+    return [
+        f"the kinds of the new layers are not periodic, so {key} {spelt(before[key])} is not in the new config.json. Its "
+        "layer_types or no_rope_layers describe the layers; programs that do not read these lists compute another function"
+        for key in _SHORT
+        if type(before.get(key)) is int and key not in after
+    ]

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,9 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import axis_of, layers_of
+from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.base import Family, NotStoredError
+from jaxgrow.checkpoints.hf.quantised import check_not_quantised
 from jaxgrow.checkpoints.hf.registry import FAMILIES, TEXT_PARTS
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
+from jaxgrow.checkpoints.hf.tensor_names import (
+    unwrapped_names,
+    with_fused_experts,
+    without_further_tensors,
+)
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import (
     SHARD,
@@ -32,11 +38,6 @@ from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, check_sizes, in
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath
-
-# Parts that wrappers of PyTorch insert into the names of modules.
-_WRAPPERS = re.compile(
-    r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
-)
 
 
 class HuggingFace(Checkpoint):
@@ -54,28 +55,29 @@ class HuggingFace(Checkpoint):
         self.folder = folder
         file = inside(folder, "config.json")
         hf_config = read_json(file)
-        _check_not_quantised(folder, hf_config)
+        check_not_quantised(folder, hf_config)
         stored: Mapping[str, safetensors.Tensor] = safetensors.read_tensors(folder)
         self.notes = tuple(safetensors.unread_files(folder))
         if (text_part := TEXT_PARTS.get(_architecture(hf_config))) is not None:
             with _in_config(file):
                 hf_config, stored, note = text_part(hf_config, stored)
             self.notes += (note,)
-        self.hf_config = hf_config
+        check_not_quantised(folder, hf_config, stored)
         self.family = family_of(hf_config, file)
+        self.hf_config, further = layer_lists.without_further_layers(
+            hf_config, self.family.layers_key
+        )
+        self.notes += further
         with _in_config(file):
-            config = self.family.from_hf(hf_config)
+            config = self.family.from_hf(self.hf_config)
         size = sum(tensor.size for tensor in stored.values())
         check_sizes(vars(config) | {"layers": 0}, size, file)
-        if config.depth > len(stored):
+        config = self._find_tensors(stored, config)
+        if config.depth > len(self.tensors):
             raise CheckpointError(
-                f"{file} has {config.depth} layers, but the folder has only {len(stored)} tensors. "
+                f"{file} has {config.depth} layers, but the folder has only {len(self.tensors)} tensors. "
                 "Does config.json belong to another model?"
             )
-        if wrappers := sorted({part for name in stored for part in _WRAPPERS.findall(name)}):
-            self.notes += (f"removed from the names of the tensors: {', '.join(wrappers)}",)
-        current = self.family.current
-        self.tensors = {current(_WRAPPERS.sub("", n)): tensor for n, tensor in stored.items()}
         self.config = self.family.seen(config, self.tensors)
         self.following = self.family.following(self.config)
         self._layout = initial_layout(self.config)
@@ -84,17 +86,50 @@ class HuggingFace(Checkpoint):
             for names, shape in self._layout.values()
             for n, size in zip(names, shape, strict=True)
         }
-        # A file without a head may lack the prefix of the body.
-        prefix = self.family.prefix
-        removed = "" if any(n.startswith(prefix) for n in self.tensors) else prefix
-        self.names = {
-            path: replace(place, name=place.name.removeprefix(removed))
-            for path, place in self.family.names(self.config).items()
-        }
+        self._find_names(bool(further))
         self._check_fit()
         self._check_tied()
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
+
+    def _find_tensors(self, stored: Mapping[str, safetensors.Tensor], config: Config) -> Config:
+        """Find the tensors by the names of the family, which is a body if the head is missing."""
+        family = self.family
+        stored = {family.current(name): tensor for name, tensor in stored.items()}
+        places = family.names(config)
+        stored, notes = unwrapped_names(stored, places.values(), family.prefix, self.folder)
+        self.notes += notes
+        head = places.get("head_kernel")
+        if config.causal and head is not None and family.current(head.name) not in stored:
+            alike = (f for f in FAMILIES.values() if f.model_type == family.model_type)
+            if body := next((f for f in alike if f.fixed.get("head") == "states"), None):
+                self.family, of = body, body.architecture
+                self.hf_config = dict(self.hf_config or {}, architectures=[of])
+                self.notes += (
+                    f"{head.name} is missing, so the model is read as a {of}, without a head",
+                )
+                config = body.from_hf(self.hf_config)
+        self.tensors = {self.family.current(name): tensor for name, tensor in stored.items()}
+        return config
+
+    def _find_names(self, further: bool) -> None:
+        """Find the layouts of the leaves, and leave out the tensors that predict further tokens.
+
+        ``further``: whether layers behind the last one are left out.
+        """
+        # A file without a head may lack the prefix of the body.
+        prefix = self.family.prefix
+        removed = "" if any(n.startswith(prefix) for n in self.tensors) else prefix
+        names = {
+            path: replace(place, name=place.name.removeprefix(removed))
+            for path, place in self.family.names(self.config).items()
+        }
+        self.names = with_fused_experts(names, self.tensors, self._layout, self._sizes)
+        last = self.config.depth if further else None
+        self.tensors, own = without_further_tensors(self.tensors, self.names.values(), last)
+        if own:
+            named = listed(own, most=2)
+            self.notes += (f"the tensors that predict further tokens are not read: {named}",)
 
     def _leaf(self, path: str) -> Leaf:
         names, shape = self._layout[path]
@@ -246,16 +281,6 @@ def _in_config(file: CheckedPath) -> Iterator[None]:
         yield
     except ValueError as error:
         raise CheckpointError(f"{file}: {error}") from error
-
-
-def _check_not_quantised(folder: Path, hf_config: Json) -> None:
-    keys = ("quantization_config", "compression_config")
-    if found := [key for key in keys if hf_config.get(key)]:
-        raise CheckpointError(
-            f"{folder}: the model is quantised (config.json has {found[0]}), and jaxgrow reads only weights that are not. Give "
-            "the folder of the model before it was quantised, or dequantize this one in transformers (model.dequantize(), then "
-            "save_pretrained)"
-        )
 
 
 # What to do about architectures of models of images and texts, and about architectures whose files
@@ -439,10 +464,11 @@ class _TensorReader:
         stored, old = origins.pop() or (None, None)
         if not origins and isinstance(stored, HuggingFace) and stored.family is self._family:
             own = stored.names[paths[0]]
-            tensor = stored.tensor(own, old, expert)
-            # The config may have changed the factor of the tensor.
-            if tensor.dtype == dtype and replace(own, name=place.name) == place:
-                return tensor
+            # The config may have changed the factor of the tensor, and a file its layout.
+            if replace(own, name=place.name) == place:
+                tensor = stored.tensor(own, old, expert)
+                if tensor.dtype == dtype:
+                    return tensor
         out = None
         for path in paths:
             place = self.names[path]

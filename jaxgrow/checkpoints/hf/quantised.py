@@ -1,0 +1,47 @@
+"""Is the model in a folder quantised? jaxgrow does not read quantised weights."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxgrow.checkpoints.io.files import QUANTISATION, CheckpointError, spelt
+from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.typed import Json
+
+_KEYS = ("quantization_config", "compression_config", "quantization")
+# The tensors that hold scales, zero points and packed values, in the formats of GPTQ, AWQ,
+# bitsandbytes, compressed-tensors, ModelOpt, FP8, MXFP4, HQQ, AQLM and torchao.
+_QUANTISED_TENSORS = re.compile(
+    r"(^|.*[._])((k|v|q|kv|input|output|weight|prob|activation)_scale(_inv|_2|_max|s)?|scales|blocks"
+    r"|(q|k|v|kv|input|output)_zero_point|q?zeros|qweight|g_idx|SCB|absmax|quant_map|quant_state\..*"
+    r"|weight_(packed|zero_point|shape|g_idx|global_scale)|input_global_scale|W_q|quantized_weight"
+    r"|codebooks|codes|(in|out)put_(quantizer|dynamic_scale).*)"
+)
+_PACKED = re.compile(r"F4|F[468]_.*")
+_INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
+
+
+def check_not_quantised(
+    folder: Path, hf_config: Json, stored: Mapping[str, Tensor] | None = None
+) -> None:
+    """Raise a `CheckpointError` if ``config.json`` or a tensor is that of a quantised model.
+
+    Args:
+      folder: the folder, for the message.
+      hf_config: the content of ``config.json``.
+      stored: the tensors; None: they are not known yet.
+    """
+    parts = [part for part in (hf_config, hf_config.get("text_config")) if isinstance(part, dict)]
+    why = [f"config.json has {key}" for part in parts for key in _KEYS if part.get(key) is not None]
+    beside = [f", and the folder has {name}" for name in QUANTISATION if (folder / name).exists()]
+    for name, tensor in (stored or {}).items():
+        whole = name.endswith("weight") and len(tensor.shape) > 1 and tensor.stored in _INTEGERS
+        if not why and (
+            whole or _QUANTISED_TENSORS.fullmatch(name) or _PACKED.fullmatch(tensor.stored)
+        ):
+            why = [f"tensor {spelt(name)} has dtype {tensor.stored}{''.join(beside[:1])}"]
+    if why:
+        raise CheckpointError(
+            f"{folder}: the model is quantised ({why[0]}), and jaxgrow reads only weights that are not. Give the folder of the "
+            "model before it was quantised, or dequantize this one in transformers (model.dequantize(), then save_pretrained)"
+        )
