@@ -1,11 +1,56 @@
 """Adapters are read in every spelling that PEFT loads, and not in others."""
 
+import json
+
 import numpy as np
 import pytest
-from published import adapter, published
+from checkpoints import change
+from published import adapter, called, content, published, refused, store, stored
+from safetensors.numpy import load_file
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.extras import hf_peft as peft
+
+
+def same(first, second) -> None:
+    for name, x in load_file(first / "adapter_model.safetensors").items():
+        other = load_file(second / "adapter_model.safetensors")
+        np.testing.assert_array_equal(x, other[name], err_msg=name)
+
+
+def multimodal(folder):
+    """Turn the folder of a Gemma 3 into one for images and texts."""
+    text = content(folder)
+    both = ["Gemma3ForConditionalGeneration"]
+    change(folder, architectures=both, model_type="gemma3", text_config=text)
+    found = {f"language_model.{name}": x for name, x in stored(folder).items()}
+    store(folder, found | {"vision_tower.x.weight": np.zeros(2, np.float32)})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("begin", "targets"),
+    [
+        ("model.language_model.", ["q_proj"]),
+        ("language_model.model.", ["q_proj"]),
+        ("model.language_model.", r".*language_model.*q_proj"),
+    ],
+)
+def test_the_adapter_of_a_model_of_images_and_texts_is_read(tmp_path, begin, targets, capsys):
+    plain = published(tmp_path / "plain", "Gemma3ForCausalLM")
+    folder = multimodal(published(tmp_path / "a", "Gemma3ForCausalLM"))
+    adapter(tmp_path / "own")
+    vision = "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight"
+    adapter(
+        tmp_path / "lora",
+        lambda name: "base_model.model." + name.replace("model.", begin, 1),
+        {vision: np.zeros((2, 3), np.float32)},
+        target_modules=targets,
+    )
+    deeper = ("--method", "stack", "--layers", 8, "--lora-only", "--lora")
+    called(capsys, "grow", folder, tmp_path / "b", *deeper, tmp_path / "lora")
+    called(capsys, "grow", plain, tmp_path / "c", *deeper, tmp_path / "own")
+    same(tmp_path / "c", tmp_path / "b")
 
 
 def test_the_name_of_the_adapter_may_be_in_the_names_of_tensors(tmp_path):
@@ -28,3 +73,28 @@ def test_names_that_peft_ignores_are_an_error(tmp_path):
     config = open_checkpoint(published(tmp_path / "a", "LlamaForCausalLM")).config
     with pytest.raises(CheckpointError, match="PEFT ignores tensors whose names do not begin with"):
         peft.read_peft(adapter(tmp_path / "lora", lambda name: name), config)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_of_a_resized_vocabulary_grow_with_the_model(tmp_path, tied, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM", tie_word_embeddings=tied)
+    rows = np.random.default_rng(0).standard_normal((2, 13, 16)).astype(np.float32)
+    rows[1] = rows[0] if tied else rows[1]
+    names = ("base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight")
+    adapter(tmp_path / "lora", more=dict(zip(names, rows, strict=True)))
+    wide = ("--method", "hypercloning", "--embed", 32, "--heads", 8, "--kv-heads", 4)
+    words = ("grow", folder, tmp_path / "b", *wide, "--mlp", 40, "--lora", tmp_path / "lora")
+    notes = called(capsys, *words)["notes"]
+    note = next(note for note in notes if "embeddings" in note)
+    assert "embeddings of 13 tokens, and its model of 11: call resize_token_embeddings(13)" in note
+    grown = load_file(tmp_path / "b/adapter_model.safetensors")
+    assert grown[names[0]].shape == (13, 32)
+    np.testing.assert_array_equal(grown[names[0]], np.concatenate([rows[0]] * 2, 1))
+    assert (names[1] in grown) != tied
+    about = json.loads((tmp_path / "b/adapter_config.json").read_text())
+    assert "modules_to_save" not in about
+    if tied:
+        rows[1] += 1
+        adapter(tmp_path / "other", more=dict(zip(names, rows, strict=True)))
+        error = refused(capsys, *words[:-1], tmp_path / "other", "--overwrite")
+        assert "which differ although the head of the model is tied" in error

@@ -202,6 +202,83 @@ def test_ranks_scales_and_layers_as_peft_reads_them(tmp_path, which):
     assert bool(own.saved) == (which == "whole modules")
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", *FUSED, *SLOW])
+def test_a_dora_grows_with_its_model(tmp_path, architecture):
+    own = check(tmp_path, made(tmp_path / "base", architecture), use_dora=True)
+    assert own.gains.keys() == set(own.lora.targets)
+    assert all(np.abs(gain - 1).max() > 0.01 for gain in own.gains.values())
+    assert read_json(tmp_path / "large-lora" / peft.CONFIG)["use_dora"] is True
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method", "target"),
+    [
+        ("LlamaForCausalLM", "hypercloning", {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}),
+        ("Qwen3ForCausalLM", "lemon", {"mlp": 30}),
+        ("GPT2LMHeadModel", "net2net", {"mlp": 60}),
+        ("LlamaForCausalLM", "llama_pro", {"layers": 4}),
+    ],
+)
+def test_a_dora_grows_by_copies_in_width_and_depth(tmp_path, architecture, method, target):
+    """The norms of grown kernels differ, and the magnitudes change with them."""
+    base = made(tmp_path / "base", architecture)
+    config = checkpoints.open_checkpoint(base).config
+    of: dict = (
+        lemon_options(config) if method == "lemon" else {"seed": 0} if method == "net2net" else {}
+    )
+    growth = (operators.WIDTH | operators.DEPTH)[method](config.sizes(), target, **of)
+    check(tmp_path, base, growth, use_dora=True, rank_pattern={r".*\.0\..*": 3})
+
+
+def test_a_dora_with_the_scale_of_rslora(tmp_path):
+    base = made(tmp_path / "base", "GPTNeoXForCausalLM")
+    sizes = checkpoints.open_checkpoint(base).sizes()
+    wide = operators.hypercloning(sizes, {"embed": 32, "heads": 4, "kv_heads": 4, "mlp": 40})
+    check(tmp_path, base, wide, use_dora=True, use_rslora=True)
+
+
+def test_a_dora_of_some_modules_and_one_that_cannot_grow(tmp_path, capsys):
+    base = made(tmp_path / "base", "LlamaForCausalLM")
+    check(
+        tmp_path,
+        base,
+        use_dora=True,
+        layers_to_transform=[1],
+        target_modules=["q_proj", "down_proj"],
+    )
+    source = checkpoints.open_checkpoint(base)
+    with pytest.raises(
+        CheckpointError, match=r"use_dora is true.* give the folder of the base model"
+    ):
+        peft.read_peft(tmp_path / "lora", source.config)
+    own = peft.read_peft(tmp_path / "lora", source.config, like=source)
+    with pytest.raises(CheckpointError, match=r"the adapter is a DoRA.* give its folder"):
+        peft.write_peft(tmp_path / "alone", replace(own, family=None))
+    coalesced = ("coalesce", base, tmp_path / "b", "--heads", "far", "--lora", tmp_path / "lora")
+    assert run(*coalesced) == 1
+    assert (
+        "this growth sums outputs (or layers) that have different magnitudes in the DoRA"
+        in capsys.readouterr().err
+    )
+    uneven = (
+        "grow",
+        base,
+        tmp_path / "b",
+        "--method",
+        "lemon",
+        "--embed",
+        16,
+        "--lora",
+        tmp_path / "lora",
+    )
+    assert run(*uneven) == 1
+    assert (
+        "some outputs of layer 1 have only zero weights, and a DoRA divides by their norm"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_fused_kernel_keeps_its_rank(tmp_path):
     """Queries, keys and values share one ``a``, which is written once."""
     check(tmp_path, made(tmp_path / "base", "GPT2LMHeadModel"))

@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxgrow.checkpoints.source import Checkpoint, Source
+from jaxgrow.checkpoints.io.files import ADAPTER
+from jaxgrow.checkpoints.source import Checkpoint, Grown, Source
 from jaxgrow.checkpoints.writing import COMPANIONS, Output
 from jaxgrow.extras.hf_peft.reading import read_peft_beside
 from jaxgrow.extras.hf_peft.saving import module_ranks, write_into
 from jaxgrow.growth.maps import Growth
+
+_DORA = (
+    "transformers 5 loads the DoRA in the folder of its model without its magnitudes. Move "
+    f"{' and '.join(ADAPTER)} to another folder and load them with PeftModel.from_pretrained, or "
+    "merge the DoRA into its model before growing"
+)
 
 
 class GrownLoRA:
@@ -25,15 +32,22 @@ class GrownLoRA:
 
     def __init__(self, source: Checkpoint, growth: Growth, folder: str | Path):
         self.folders: Sequence[Path] = [Path(folder).expanduser()]
+        self._source, self._growth = source, growth
         self._adapter = read_peft_beside(folder, source).grown(growth)
         ranks = sorted({*module_ranks(self._adapter).values()})
         modules = len(self._adapter.lora.targets)
         text = f"with LoRA: {modules} modules of rank {' and '.join(map(str, ranks))}"
-        self.notes: Sequence[str] = [text]
+        self.notes: Sequence[str] = [
+            text,
+            *self._adapter.notes,
+            *[_DORA] * bool(self._adapter.gains),
+        ]
 
     def write(self, part: Path, model: Source | None, output: Output) -> list[str]:
         """Write the LoRA, which records the folder as that of its model if it holds one."""
-        return write_into(part, self._adapter, None if model is None else str(output.dst))
+        if model is None:
+            return write_into(part, self._adapter, Grown(self._source, self._growth))
+        return write_into(part, self._adapter, model, str(output.dst))
 
 
 COMPANIONS.add("lora", GrownLoRA)

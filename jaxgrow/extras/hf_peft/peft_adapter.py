@@ -1,13 +1,15 @@
-"""A LoRA in the layout of PEFT, in memory: factors and complete leaves."""
+"""A LoRA in the layout of PEFT, in memory: factors, gains and complete leaves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxgrow.axes.names import Params
+from jaxgrow.axes.names import Params, split_kernel
 from jaxgrow.checkpoints.hf.base import Family
-from jaxgrow.checkpoints.source import initial_layout, leaves_by_path, tree_from_paths
+from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.checkpoints.source import Source, initial_layout, leaves_by_path, tree_from_paths
+from jaxgrow.extras.hf_peft.dora import grown_gains, with_gains
 from jaxgrow.extras.peft import lora
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.apply import grow, grow_leaf
@@ -34,6 +36,9 @@ class PeftAdapter:
         ``config``.
       older: whether the modules have the names of transformers 4, where transformers 5 has
         other names.
+      gains: the gain of each output of the kernels of a DoRA, ``[layers, *outputs]``, by module;
+        empty for a LoRA.
+      notes: remarks for the user about the adapter.
     """
 
     config: Config
@@ -43,6 +48,8 @@ class PeftAdapter:
     about: Json = field(default_factory=dict)
     family: Family | None = None
     older: bool = False
+    gains: Mapping[str, np.ndarray] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def grown(self, growth: Growth) -> "PeftAdapter":
         """Return the adapter of the grown model.
@@ -54,7 +61,8 @@ class PeftAdapter:
           growth: the growth of the model.
 
         Raises:
-          ValueError: as from `jaxgrow.extras.peft.lora.lora_growth` and `jaxgrow.grow`.
+          ValueError: as from `jaxgrow.extras.peft.lora.lora_growth` and `jaxgrow.grow`, or the growth of a
+            DoRA is not a DoRA.
         """
         axes = self.config.axes()
         rules = lora.lora_growth(growth, self.lora, axes)
@@ -64,7 +72,14 @@ class PeftAdapter:
             lora=self.lora.resized(rules),
             factors=grow(rules, self.factors, lora.lora_axes(self.lora, axes)),
             saved={path: self._grown_leaf(growth, path) for path in self.saved},
+            gains={module: self._grown_gain(growth, module) for module in self.gains},
         )
+
+    def _grown_gain(self, growth: Growth, module: str) -> np.ndarray:
+        path = f"{module}/kernel"
+        names = initial_layout(self.config)[path][0]
+        of = terms(growth, path, names)
+        return grown_gains(self.gains[module], of, split_kernel(names), module)
 
     def _grown_leaf(self, growth: Growth, path: str) -> np.ndarray:
         names = initial_layout(self.config)[path][0]
@@ -87,4 +102,21 @@ class PeftAdapter:
         if lost := expected.keys() - leaves:
             raise ValueError(f"neither the model nor the adapter has {', '.join(sorted(lost))}")
         own = tree_from_paths({path: leaves[path] for path in expected})
-        return lora.merge_lora(own, self.factors, self.lora)
+        merged = lora.merge_lora(own, self.factors, self.lora)
+        kernels = {module: split_kernel(expected[f"{module}/kernel"][0]) for module in self.gains}
+        return tree_from_paths(with_gains(leaves_by_path(merged), self.gains, kernels))
+
+    def check_base(self, base: Source | None) -> None:
+        """Check that a DoRA has a base model.
+
+        Args:
+          base: the base model.
+
+        Raises:
+          CheckpointError: it has none.
+        """
+        if self.gains and base is None:
+            raise CheckpointError(
+                "the adapter is a DoRA, whose magnitudes are norms of the kernels of its base "
+                "model: give its folder (like=...)"
+            )

@@ -22,7 +22,7 @@ WITHOUT_EFFECT = (
     # These have an effect only with their initialisation.
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 )
-_READ = ("peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "modules_to_save")
+_READ = ("peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "use_dora", "modules_to_save")
 # With these initialisations the base model keeps its weights. All others subtract the initial
 # product of the factors from the weights.
 _INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
@@ -66,6 +66,7 @@ class PeftSettings:
         self.task = _TASKS.get(str(self.about.get("task_type")))
         saved = self._typed("modules_to_save", list, [])
         self._saved = (*map(str, saved), *(self.task[1] if self.task else ()))
+        self.dora = self._typed("use_dora", bool, False)
         self._by_root = self._typed("use_rslora", bool, False)
         self._alphas: Json = {
             **self._typed("alpha_pattern", dict, {}),

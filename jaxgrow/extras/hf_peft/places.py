@@ -5,14 +5,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxgrow.axes.names import READ, KernelAxes, Names, axis_kind, axis_of, split_kernel
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.registry import FAMILIES
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.hf.tensor_layout import INPUT, TensorLayout
 from jaxgrow.checkpoints.io.files import ADAPTER
-from jaxgrow.checkpoints.source import initial_layout
-from jaxgrow.extras.peft.lora import RANK
+from jaxgrow.checkpoints.source import Source, initial_layout
+from jaxgrow.extras.hf_peft.dora import output_norms
+from jaxgrow.extras.peft.lora import RANK, LoRA
 from jaxgrow.models import Config
 
 CONFIG, WEIGHTS = ADAPTER
@@ -64,6 +67,19 @@ class Factors(NamedTuple):
     a: TensorLayout
     b: TensorLayout
     weight: TensorLayout
+
+    @property
+    def magnitude(self) -> TensorLayout:
+        """The place of the magnitudes of a DoRA, one for each output."""
+        name = self.b.name.replace("lora_B.weight", "lora_magnitude_vector")
+        return replace(self.b, name=name, layout=self.b.layout.removesuffix(f" {RANK}"))
+
+    def norms(
+        self, base: Source, layer: int, lora: LoRA, leaves: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """The norm of the adapted weights of each output of one layer, as float32."""
+        a, b = (np.asarray(leaves[f"{self.module}/{leaf}"][layer]) for leaf in "ab")
+        return output_norms(base, self.module, self.kernel, layer, lora, a, b)
 
     @property
     def sides(self) -> tuple[tuple[str, TensorLayout, tuple[str, ...]], ...]:

@@ -2,21 +2,31 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from jaxgrow.axes.names import Params, axis_of, layers_of
 from jaxgrow.checkpoints.hf.storage import family_for
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, spelt
 from jaxgrow.checkpoints.opening import open_checkpoint
-from jaxgrow.checkpoints.source import Checkpoint, initial_layout, tree_from_paths
+from jaxgrow.checkpoints.source import (
+    Checkpoint,
+    Source,
+    initial_layout,
+    leaves_by_path,
+    tree_from_paths,
+)
+from jaxgrow.extras.families.text_part import text_tensors
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.peft_settings import PeftSettings
 from jaxgrow.extras.hf_peft.places import CONFIG, PREFIX, WEIGHTS, ModuleNames, storing_families
 from jaxgrow.extras.peft.lora import RANK, LoRA
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath, one_line
 
 
@@ -33,7 +43,8 @@ def read_peft(
       config: the config of the base model. If the adapter holds the head of another task, the
         config of the result has that head.
       like: the base model, or its folder, after which the modules are named. Without it, the names
-        in the file decide.
+        in the file decide. A DoRA needs it, because its magnitudes are norms of the kernels of the
+        base model.
 
     Returns:
       The adapter.
@@ -49,7 +60,9 @@ def read_peft(
         base = open_checkpoint(like) if isinstance(like, str | Path) else like
         found = _PeftTensors(settings, file)
         config, names = _adapted_config(config, base, found)
+        config, notes = _with_saved_vocab(config, names, found)
         lora, factors = _read_factors(found, names, config)
+        gains = _read_gains(found, names, config, lora, factors, base) if settings.dora else {}
         saved = _read_saved(found, names, config)
         if unknown := [name for name in found.tensors if name not in found.known]:
             raise CheckpointError(
@@ -57,7 +70,7 @@ def read_peft(
                 f"not have such kernels, or {CONFIG} does not name their modules. If PEFT reads the adapter, merge it into its "
                 "model (merge_and_unload), and grow the merged model"
             )
-        return PeftAdapter(config, lora, factors, saved, settings.about, *names)
+        return PeftAdapter(config, lora, factors, saved, settings.about, *names, gains, notes)
 
 
 def read_peft_beside(folder: str | Path, base: Checkpoint) -> PeftAdapter:
@@ -98,8 +111,13 @@ class _PeftTensors:
                 "before each name, or save the adapter again with save_pretrained of PEFT"
             )
         # PEFT reads the names with and without the name of the adapter.
-        marked = re.compile(r"(?<=\.lora_[AB])\.default(?=\.weight$)")
-        self.tensors = {marked.sub("", n.removeprefix(PREFIX)): t for n, t in stored.items()}
+        marked = re.compile(
+            r"(?<=\.lora_[AB])\.default(?=\.weight$)|(?<=_vector)(\.default)?(\.weight)?$"
+        )
+        # The adapter of a model of images and texts is read for its text model.
+        self.tensors = text_tensors(
+            {marked.sub("", n.removeprefix(PREFIX)): t for n, t in stored.items()}
+        )
         self.modules = {name.partition(".lora_")[0] for name in self.tensors if ".lora_" in name}
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -139,6 +157,52 @@ def _adapted_config(
         return len(found.modules.intersection(module for module, *_ in names.of_layers(config)))
 
     return config, max(candidates, key=common)
+
+
+def _with_saved_vocab(
+    config: Config, names: ModuleNames, found: _PeftTensors
+) -> tuple[Config, tuple[str, ...]]:
+    """Return the config with the vocabulary of the embeddings in the adapter, and a note."""
+    place = names.of(config).get("token_embedding")
+    stored = found.tensors.get(place.name) if place is not None else None
+    rows = stored.shape[0] if stored is not None and stored.shape else 0
+    old = config.sizes().get("vocab")
+    if rows in (0, old):
+        return config, ()
+    new: Json = {"vocab": rows}
+    return replace(config, **new), (
+        f"the adapter has embeddings of {rows} tokens, and its model of {old}: call resize_token_embeddings({rows}) "
+        "of the model before the adapter is loaded",
+    )
+
+
+def _read_gains(
+    found: _PeftTensors,
+    names: ModuleNames,
+    config: Config,
+    lora: LoRA,
+    factors: Params,
+    base: Source | None,
+) -> dict[str, np.ndarray]:
+    """Read the gains of a DoRA. They are 1 in layers without a DoRA."""
+    if base is None:
+        raise CheckpointError(
+            f"{found.settings.file}: use_dora is true. The magnitudes of a DoRA are norms of the "
+            "kernels of its base model: give the folder of the base model (in Python: like=...)"
+        )
+    gains: dict[str, np.ndarray] = {}
+    leaves = leaves_by_path(factors)
+    sizes = config.sizes()
+    for module, layer, group in names.of_layers(config):
+        for place in group if module in found.modules else ():
+            axes = place.kernel.written
+            stored = place.magnitude
+            shape = (place.layers(sizes), *(sizes[axis_of(n)] for n in axes))
+            x = found.read(stored.name.format(layers=layer), stored.shape(axes, sizes))
+            norms = place.norms(base, layer, lora, leaves)
+            every = gains.setdefault(place.module, np.ones(shape, np.float32))
+            every[layer] = stored.to_leaf(x, axes, sizes) / norms
+    return gains
 
 
 def _read_factors(found: _PeftTensors, names: ModuleNames, config: Config) -> tuple[LoRA, Params]:
@@ -182,9 +246,9 @@ def _read_saved(
         own = found.settings.saves(place.name.rpartition(".")[0])
         if not own and not (path in RESAVED and place.name in found.tensors):
             continue
-        if path == "token_embedding" and config.tied:
+        if own and path == "token_embedding" and config.tied:
             raise CheckpointError(
-                f"{found.file} has {place.name}, but the head of this model is tied to it, and PEFT may have trained a "
+                f"{found.file} has {place.name}, but the head of this model is tied to it, and PEFT trained a "
                 "separate copy. Merge the adapter into its model with PEFT (merge_and_unload), and grow the merged model"
             )
         axes, shape = initial_layout(config)[path]
@@ -195,7 +259,29 @@ def _read_saved(
             )
             for layer in layers
         ]
+        if path == "token_embedding" and config.tied:
+            _check_saved_head(found, names, config, place)
         # Layers below the first stored layer keep the value 1.
         out[path] = np.ones(shape, read[0].dtype)
         out[path][place.first :] = read if layers_of(axes) else read[0]
     return out
+
+
+def _check_saved_head(
+    found: _PeftTensors, names: ModuleNames, config: Config, embedding: TensorLayout
+) -> None:
+    """Check that a saved head is the saved embedding to which it is tied.
+
+    Raises:
+      CheckpointError: it is not.
+    """
+    untied: Json = {"tied": False}
+    head = names.of(replace(config, **untied)).get("head_kernel")
+    if head is None or head.name not in found.tensors:
+        return
+    found.known.add(head.name)
+    if not found.tensors[head.name].equals(found.tensors[embedding.name]):
+        raise CheckpointError(
+            f"{found.file} has {head.name} and {embedding.name}, which differ although the head of the model is tied to its "
+            "embedding. Merge the adapter into its model with PEFT (merge_and_unload), and grow the merged model"
+        )

@@ -13,7 +13,7 @@ from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import ADAPTER, CheckpointError, write_json
 from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.opening import open_checkpoint
-from jaxgrow.checkpoints.source import Checkpoint, initial_layout, leaves_by_path
+from jaxgrow.checkpoints.source import Checkpoint, Source, initial_layout, leaves_by_path
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.places import (
     CONFIG,
@@ -48,7 +48,7 @@ def write_peft(
       folder: the new folder.
       adapter: the LoRA.
       like: the base model, or its folder, after which the modules are named. Without it,
-        ``adapter.family`` decides.
+        ``adapter.family`` decides. A DoRA needs it.
       overwrite: whether to replace an existing adapter, after the new one is complete.
 
     Raises:
@@ -58,16 +58,20 @@ def write_peft(
     base = open_checkpoint(like) if isinstance(like, str | Path) else like
     if base is not None:
         adapter = replace(adapter, family=family_for(adapter.config, base.hf_config)[0])
+    adapter.check_base(base)
     with atomic_folder(Path(folder), [], overwrite) as part:
-        write_into(part, adapter)
+        write_into(part, adapter, base)
 
 
-def write_into(folder: Path, adapter: PeftAdapter, base: str | None = None) -> list[str]:
+def write_into(
+    folder: Path, adapter: PeftAdapter, of: Source | None, base: str | None = None
+) -> list[str]:
     """Write the two files of a LoRA into a folder that exists.
 
     Args:
       folder: the folder.
       adapter: the LoRA.
+      of: its base model, whose kernels determine the magnitudes of a DoRA.
       base: the name of the base model that the files record.
 
     Returns:
@@ -76,8 +80,9 @@ def write_into(folder: Path, adapter: PeftAdapter, base: str | None = None) -> l
     Raises:
       CheckpointError: as `write_peft`.
     """
+    adapter.check_base(of)
     names = _module_names(adapter)
-    tensors, ranks = _factor_tensors(adapter, names)
+    tensors, ranks = _factor_tensors(adapter, names, of)
     saved, whole = _saved_tensors(adapter, names)
     about = _adapter_config(adapter, names, ranks) | {"base_model_name_or_path": base}
     if whole:
@@ -95,7 +100,7 @@ def module_ranks(adapter: PeftAdapter) -> dict[str, int]:
     Raises:
       CheckpointError: as `write_peft`.
     """
-    return _factor_tensors(adapter, _module_names(adapter))[1]
+    return _factor_tensors(adapter, _module_names(adapter), None)[1]
 
 
 def _module_names(adapter: PeftAdapter) -> ModuleNames:
@@ -117,6 +122,8 @@ def _adapter_config(adapter: PeftAdapter, names: ModuleNames, ranks: Mapping[str
         # Whether the kernels of the base model have their inputs first, as in GPT-2.
         "fan_in_fan_out": group[0].reads_first,
     }
+    if adapter.gains:
+        about["use_dora"] = True
     if other := {module: r for module, r in ranks.items() if r != rank}:
         about["rank_pattern"] = other
         about["alpha_pattern"] = {module: scale * r for module, r in other.items()}
@@ -124,7 +131,7 @@ def _adapter_config(adapter: PeftAdapter, names: ModuleNames, ranks: Mapping[str
 
 
 def _factor_tensors(
-    adapter: PeftAdapter, names: ModuleNames
+    adapter: PeftAdapter, names: ModuleNames, base: Source | None
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Return the tensors of the factors, and the rank of each module that has a LoRA.
 
@@ -149,6 +156,11 @@ def _factor_tensors(
             continue
         a, b = _module_factors(group, leaves, layer, sizes)
         live = np.logical_or(a.any(1), b.any(0))
+        if adapter.gains and base is not None:
+            magnitudes = _magnitude_tensors(group, adapter, leaves, layer, base)
+            # PEFT needs a factor of each module with magnitudes, even if it is zero.
+            live = live | (np.arange(len(live)) == 0) if magnitudes else np.zeros_like(live)
+            tensors |= magnitudes
         if live.any():
             tensors[f"{module}.lora_A.weight"] = a[live]
             tensors[f"{module}.lora_B.weight"] = b[:, live]
@@ -156,6 +168,43 @@ def _factor_tensors(
     if not ranks:
         raise CheckpointError("all factors of the LoRA are zero, so there is nothing to write")
     return tensors, ranks
+
+
+def _magnitude_tensors(
+    group: list[Factors],
+    adapter: PeftAdapter,
+    leaves: Mapping[str, np.ndarray],
+    layer: int,
+    base: Source,
+) -> dict[str, np.ndarray]:
+    """Return the magnitudes of one module of a layer of a DoRA.
+
+    The result is empty if all weights of the module are zero, or if the DoRA does not change it.
+
+    Raises:
+      CheckpointError: some outputs of the module have only zero weights, and others do not.
+    """
+    out: dict[str, np.ndarray] = {}
+    sizes = adapter.config.sizes()
+    gains = [adapter.gains[place.module][layer] for place in group]
+    norms = [place.norms(base, layer, adapter.lora, leaves) for place in group]
+    unchanged = all(
+        (gain == 1).all() and not leaves[f"{place.module}/b"][layer].any()
+        for place, gain in zip(group, gains, strict=True)
+    )
+    if unchanged or not any(norm.any() for norm in norms):
+        return out
+    if not all(norm.all() for norm in norms):
+        raise CheckpointError(
+            f"{group[0].module}: some outputs of layer {layer} have only zero weights, and a DoRA "
+            "divides by their norm. Merge the DoRA into its model with PEFT (merge_and_unload), "
+            "and grow the merged model"
+        )
+    for place, gain, norm in zip(group, gains, norms, strict=True):
+        stored = place.magnitude
+        name = stored.name.format(layers=layer)
+        out[name] = stored.to_tensor(gain * norm, place.kernel.written, sizes, out.get(name))
+    return out
 
 
 def _module_factors(
