@@ -17,7 +17,8 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import Experiment, load_as
-from train.data.text import END, Data, training_text
+from train.data.special import END
+from train.data.text import Data, training_text
 
 MASKED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

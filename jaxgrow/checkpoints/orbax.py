@@ -293,9 +293,14 @@ def _intact_checkpoint(folder: Path, step: int | None) -> Path:
                 return path
             wrong.append(f"{path.name}: {why}")
     steps = ", ".join(path.name for path in reversed(saved))
+    if not wrong:
+        raise CheckpointError(
+            f"there is no checkpoint {step} in {folder / CHECKPOINTS}, only {steps}. Give one of them, such as "
+            f"{folder}@{saved[0].name}"
+        )
     raise CheckpointError(
-        f"there is no intact checkpoint {'' if step is None else step} in {folder / CHECKPOINTS} ({'; '.join(wrong)}). It has "
-        f"{steps}. Give another step, such as {folder}@{saved[0].name}, or start the run again in another folder"
+        f"there is no intact checkpoint in {folder / CHECKPOINTS} ({'; '.join(wrong)}). Give another step of {steps}, or "
+        "start the run again in another folder"
     )
 
 

@@ -18,7 +18,7 @@ from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from jaxgrow.untrusted import using_limits
 from train import evaluate as command
 from train.common.errors import UserError
-from train.data.text import end_of_text, load_tokenizer, tokenizer_of
+from train.data.tokenizers import end_of_text, load_tokenizer, tokenizer_of
 from train.extras.evaluation.benchmarks import _manager
 from train.extras.evaluation.perplexity import files_of, text_perplexity
 from train.extras.evaluation.published import PUBLISHED

@@ -25,7 +25,7 @@ from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
 from train.common.errors import UserError
-from train.data.text import load_tokenizer
+from train.data.tokenizers import load_tokenizer
 from train.extras import model_card
 from train.extras.aot.compilation import AotRun
 from train.extras.aot.machines import describe_machine

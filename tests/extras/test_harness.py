@@ -17,7 +17,7 @@ from jaxgrow.extras.models.generation import generate
 from jaxgrow.models import BERTConfig
 from train import evaluate as command
 from train.common.errors import UserError
-from train.data.text import load_tokenizer
+from train.data.tokenizers import load_tokenizer
 from train.extras.evaluation import benchmarks
 from train.extras.evaluation.benchmarks import BOOTSTRAP, Benchmarks
 from train.extras.evaluation.published import PUBLISHED

@@ -27,7 +27,8 @@ from jaxgrow.untrusted import UntrustedError, using_limits
 from train.common.errors import UserError
 from train.data import cache, formats
 from train.data.corpus import dataset_shards, dataset_splits, text_corpus
-from train.data.text import Data, _byte_tokenizer, read_tokens
+from train.data.text import Data, read_tokens
+from train.data.tokenizers import _byte_tokenizer
 from train.extras.images import idx
 from train.extras.images.images import Images, read_images
 from train.extras.labelled import table

@@ -14,7 +14,8 @@ from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer, child
 from train.data.special import Special, copy_special_files, special_tokens
-from train.data.text import Data, _byte_tokenizer, load_tokenizer, read_tokens
+from train.data.text import Data, read_tokens
+from train.data.tokenizers import _byte_tokenizer, load_tokenizer
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.generate import Asked, sample_texts

@@ -9,7 +9,7 @@ from jaxgrow import checkpoints
 from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.peft.lora import LoRA
-from train.data.text import load_tokenizer
+from train.data.tokenizers import load_tokenizer
 from train.extras import adapting
 from train.extras.labelled.tuning import tune_model
 from train.state.model import split_head

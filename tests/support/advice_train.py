@@ -25,7 +25,7 @@ from train import generate, pretrain
 from train.common import hosts
 from train.config.experiment import Experiment, check_experiment, load_experiment
 from train.config.overrides import with_overrides
-from train.data import text
+from train.data import tokenizers
 from train.data.text import Data, training_text
 from train.extras.advice.fits import Measured, fit_savings
 from train.extras.evaluation.benchmarks import Benchmarks
@@ -580,7 +580,7 @@ def config(file: Path) -> Path:
 
 def text_model(folder: Path) -> Path:
     checkpoints.save(folder, FAMILIES["gpt2"], runs.fresh(FAMILIES["gpt2"]))
-    text.load_tokenizer("bytes").save(str(folder / "tokenizer.json"))
+    tokenizers.load_tokenizer("bytes").save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -16,9 +16,10 @@ from entrances import NAMES, Row, Subject, attacked, ours
 from pictures import tree
 from pyarrow import parquet
 
-from train.data import corpus, formats, text
+from train.data import corpus, formats, tokenizers
 from train.data.special import copy_special_files, special_tokens
-from train.data.text import FIELD, _byte_tokenizer, checked_ids
+from train.data.text import FIELD
+from train.data.tokenizers import _byte_tokenizer, checked_ids
 from train.extras.images.images import Images, read_images
 from train.extras.images.processor import normal_in
 from train.extras.labelled import glue, squad, table
@@ -224,7 +225,7 @@ def _merges(folder: Path) -> Path:
 
 
 def _read_vocab(folder: Path) -> Any:
-    return text.load_tokenizer(str(folder / "data"))
+    return tokenizers.load_tokenizer(str(folder / "data"))
 
 
 def _images(folder: Path) -> Path:
@@ -301,7 +302,10 @@ SUBJECTS |= {
         {**_PARENT, "missing": "the file is optional"},
     ),
     "tokenizer": Subject(
-        _tokenizer, lambda folder: text.load_tokenizer(str(folder / "tokenizer.json")), None, _NAMED
+        _tokenizer,
+        lambda folder: tokenizers.load_tokenizer(str(folder / "tokenizer.json")),
+        None,
+        _NAMED,
     ),
     "vocabulary": Subject(_vocab, _read_vocab, None, _PARENT),
     "merges": Subject(
@@ -368,7 +372,7 @@ ROWS: dict[str, Row] = {
     "train/extras/labelled/hf_tokenizer.py::write_framing": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
-    "train/data/text.py::save_tokenizer": ours(
+    "train/data/tokenizers.py::save_tokenizer": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
     "train/extras/images/images.py::_mapped_images": ours(_CACHE),
@@ -393,7 +397,7 @@ ROWS: dict[str, Row] = {
     "train/data/text.py::_mapped_tokens": ours(_CACHE),
     "train/data/cache.py::cached_folder": ours(_CACHE),
     "train/data/cache.py::_working_folder": ours(_CACHE),
-    "train/data/text.py::load_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
+    "train/data/tokenizers.py::load_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
     "train/data/tokenise.py::tokenise_corpus": ours(_CACHE),
     "train/data/corpus.py::dataset_shards": attacked("state of a dataset"),
     "train/data/corpus.py::dataset_splits": attacked("splits of a dataset"),

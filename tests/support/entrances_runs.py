@@ -23,7 +23,7 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_record
-from train.data.text import load_tokenizer
+from train.data.tokenizers import load_tokenizer
 from train.extras import adapting
 from train.extras.evaluation import published, tasks
 from train.store import intact, origin, recorder, trackers, workdir

@@ -11,7 +11,7 @@ from jaxgrow.checkpoints import orbax
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig
-from train.data.text import load_tokenizer
+from train.data.tokenizers import load_tokenizer
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled
 from train.state.optim import Optim

@@ -25,8 +25,8 @@ from train.data import text as text_module
 from train.data.cache import SUMS, cached_folder
 from train.data.cutting import TextEncoder, cut_document
 from train.data.splitting import exact_fraction, held_out
-from train.data.text import load_tokenizer as loaded_tokenizer
 from train.data.text import read_tokens
+from train.data.tokenizers import load_tokenizer as loaded_tokenizer
 
 
 @pytest.fixture

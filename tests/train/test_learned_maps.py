@@ -19,7 +19,7 @@ from jaxgrow.operators import ligo
 from train import ligo_maps
 from train.common.errors import exits_cleanly
 from train.data.special import special_tokens
-from train.data.text import load_tokenizer, tokenizer_of
+from train.data.tokenizers import load_tokenizer, tokenizer_of
 from train.extras import plots
 from train.plan import learning
 from train.plan.learning import Learn, Maps

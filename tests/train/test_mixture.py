@@ -20,10 +20,9 @@ from train.common.errors import UserError
 from train.config.experiment import experiment_json, load_experiment, with_steps
 from train.data import text
 from train.data.batches import training_batches
-from train.data.corpora import read_corpora
 from train.data.mixed_paths import source_names
 from train.data.mixture import Mixture, as_shares, seed_of
-from train.data.text import Data, read_tokens
+from train.data.text import Data, read_corpora, read_tokens
 from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled

@@ -27,7 +27,7 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import BERTConfig, TextConfig, ViTConfig
-from train.data.text import load_tokenizer
+from train.data.tokenizers import load_tokenizer
 from train.extras.images.images import Images, read_images
 from train.extras.labelled import glue, metrics
 from train.extras.labelled.downstream import FineTuning

@@ -26,7 +26,7 @@ from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
 from train.common.errors import UserError
-from train.data import text
+from train.data import text, tokenizers
 from train.data.special import added_tokens, copy_special_files, special_tokens
 from train.extras.labelled.encoding import Encoder
 from train.extras.pretrained import open_text_model
@@ -308,7 +308,7 @@ def test_of_published_tokenizers_as_the_harness_reads_them(name, tmp_path, monke
 def test_texts_of_a_fine_tuning_begin_and_end_as_the_files_say(name, tmp_path):
     folder = written(tmp_path / "model", PUBLISHED[name])
     model = open_text_model(folder)
-    encoder = Encoder(text.name_of(folder), model.config)
+    encoder = Encoder(tokenizers.name_of(folder), model.config)
     assert [*encoder.frame.begin] == added_tokens(model.tokenizer)[0]
     assert encoder.frame.end == (model.special.end,) != (encoder.frame.pad,)
     pad = model.special.names.get("pad_token")
@@ -391,7 +391,7 @@ def run(tmp_path_factory):
 
 def test_documents_end_as_the_files_beside_the_tokenizer_say(run):
     experiment, _ = run
-    end = text.load_tokenizer(experiment.data.tokenizer).token_to_id("</s>")
+    end = tokenizers.load_tokenizer(experiment.data.tokenizer).token_to_id("</s>")
     found = text.read_tokens(experiment.data)
     assert end in found.train and 0 not in found.train
 
@@ -453,7 +453,7 @@ def test_the_ids_of_config_json_belong_to_a_run_and_to_an_orbax_folder(tmp_path)
         run = tmp_path / f"run of {folder.name}"
         run.mkdir()
         copy_special_files(folder, run)
-        assert special_tokens(text.tokenizer_of(source), run) == expected
+        assert special_tokens(tokenizers.tokenizer_of(source), run) == expected
 
 
 @pytest.mark.interop
@@ -488,7 +488,7 @@ def test_a_chat_is_that_of_transformers(tmp_path):
 def test_bert_is_left_as_it_was(tmp_path):
     config = BERTConfig(vocab=256, context=16, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
     save(tmp_path / "bert", config, runs.fresh(config))
-    text.load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
+    tokenizers.load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
     assert (
         open_text_model(tmp_path / "bert").special.begin
         == open_text_model(tmp_path / "bert").special.end

@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_not_read(tmp_path, half):
     (tmp_path / "run/checkpoints/6/log").write_text("other")
     assert "checkpoint 4" in open_checkpoint(tmp_path / "run").notes[0]
     (tmp_path / "run/checkpoints/4/log").write_text("other")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact \(6: .*; 4: "):
+    with pytest.raises(CheckpointError, match=r"no intact checkpoint in .* \(6: .*; 4: "):
         open_checkpoint(tmp_path / "run")
 
 

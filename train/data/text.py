@@ -10,15 +10,14 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxgrow.checkpoints.io.checksums import sha256
-from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.models import Config
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
@@ -27,43 +26,38 @@ from train.common.errors import UserError
 from train.common.fields import GIVEN
 from train.common.files import read_record, write_record
 from train.data import corpus as reading
-from train.data.bounded import BoundedTokenizer, check_tokenizer
 from train.data.cache import cache_folder, cached_folder, make_again
 from train.data.corpus import Corpus
-from train.data.cutting import TextEncoder, cut_document
 from train.data.dataset import Batch, Dataset, Source, more_held_out
-from train.data.decoding import readable_file
 from train.data.formats import TEXT, Formats
 from train.data.mixed_paths import named_paths, source_names, weighted_paths
+from train.data.mixture import Mixture, as_shares
 from train.data.named_splits import VALIDATION, described_splits
 from train.data.special import (
-    END,
     ENDS,
     DocumentFrame,
     document_frame,
     document_marks,
-    frame_as_files_say,
     largest_vocab,
-    read_as_text,
-    set_up,
-    special_tokens,
-    text_encoder,
 )
 from train.data.splitting import exact_fraction
 from train.data.tokenise import (
     UNMARKED,
-    Cut,
-    Encode,
     begins_of,
     corpus_pieces,
     token_dtype,
     tokenise_corpus,
 )
+from train.data.tokenizers import (
+    _checked_ids,
+    _encoder,
+    _tokenizer_files,
+    folder_of,
+    load_tokenizer,
+    write_tokenizer,
+)
+from train.data.windows import BYTES, MaskedWindows, Windows, masking_vocabulary
 from train.data.workers import core_count
-
-if TYPE_CHECKING:
-    from train.data.corpora import Corpora
-    from train.data.mixture import Mixture
 
 
 @dataclass(frozen=True)
@@ -163,10 +157,8 @@ class Data(Dataset):
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
 
-    def sources(self, model: Config) -> "tuple[Source | Mixture, dict[str, Source]]":
+    def sources(self, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
         self.check_modality(model)
-        from train.data.corpora import text_sources
-
         return text_sources(self, model)
 
     def identity(self, model: Config) -> Json:
@@ -177,8 +169,6 @@ class Data(Dataset):
         return self._corpora().report
 
     def _corpora(self) -> "Corpora":
-        from train.data.corpora import read_corpora  # its import takes seconds
-
         return read_corpora(self)
 
     def shapes(self, model: Config, samples: int) -> Batch:
@@ -504,223 +494,197 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
 # --- tokenizers ---
 
 
-def load_tokenizer(name: str) -> Any:
-    """The `tokenizers.Tokenizer` of a name.
+# --- files for `transformers` ---
 
-    Args:
-      name: a file ``tokenizer.json``, a folder with ``vocab.json`` and ``merges.txt``, or
-        ``"bytes"`` for a tokenizer that gives the same tokens as `Data.tokenizer` ``"bytes"``.
+
+@dataclass(frozen=True)
+class Corpora:
+    """Tokens by the name of their source or validation set; the name is empty if there is only one.
+
+    Attributes:
+      train: training tokens of each source.
+      shares: share of each source in the samples.
+      valid: tokens of each validation set.
+      begins: positions at which the documents of each source begin.
+      valid_begins: positions at which the documents of each validation set begin.
+      vocab: one more than the largest id.
+      identity: JSON value that identifies the tokens by content, and the shares.
+      report: summary lines, and warnings.
+    """
+
+    train: dict[str, np.ndarray]
+    shares: list[Fraction]
+    valid: dict[str, np.ndarray]
+    begins: dict[str, np.ndarray]
+    valid_begins: dict[str, np.ndarray]
+    vocab: int
+    identity: Json
+    report: list[str]
+
+
+def read_corpora(data: Data) -> Corpora:
+    """The tokens of all sources and validation sets.
+
+    Without ``data.valid_path``, each source holds out a part of its text.
 
     Raises:
-      UserError: the tokenizer does not exist or cannot be read.
+      UserError: a corpus or the tokenizer is missing, empty or unreadable, or two sources have the
+        same text.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    if name == "bytes":
-        return _byte_tokenizer()
-    path = Path(name).expanduser()
-    try:
-        with readable_file(path):
-            check_tokenizer(path, _tokenizer_files(path))
-            if path.is_dir():
-                loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
-                loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-                loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-            else:
-                loaded = Tokenizer.from_file(str(path))
-                # The saved settings would cut documents to the context of another model.
-                loaded.no_truncation()
-                loaded.no_padding()
-    except UserError as error:
-        raise UserError(
-            f"no tokenizer at {path} ({error}): give a tokenizer.json, or a folder of vocab.json and merges.txt"
-        ) from error
-    with readable_file(path, "download or copy the tokenizer again"):
-        if path.is_dir():
-            set_up(loaded, path)
-        else:
-            frame_as_files_say(loaded, path.parent)
-        read_as_text(loaded, folder_of(name))
-    return loaded
-
-
-def _byte_tokenizer() -> Any:
-    """A tokenizer whose tokens are the bytes of UTF-8.
-
-    Byte 0, which does not occur in text, ends documents.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    # A byte-level BPE writes bytes as printable characters: a printable byte as itself, the others
-    # as the characters from 256 on.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = sorted(set(range(256)) - set(printable))
-    spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-    vocab = {_NAMED_BYTES.get(b, character): b for character, b in spelt.items()}
-    bpe = Tokenizer(models.BPE(vocab, []))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    bpe.add_special_tokens([AddedToken(END, special=True)])
-    return bpe
-
-
-# The roles of bytes that do not occur in text (`train.data.windows.BYTES`,
-# `train.extras.labelled.encoding`).
-_NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
-
-
-def end_of_text(tokenizer: Any, folder: Path | None = None) -> int | None:
-    """The token that ends a document; None if the tokenizer has none.
-
-    Args:
-      tokenizer: a `tokenizers.Tokenizer`.
-      folder: the folder of its files, as `train.data.special.special_tokens` reads them.
-    """
-    return special_tokens(tokenizer, folder).end
-
-
-def folder_of(name: str) -> Path | None:
-    """The folder of a tokenizer's files; None for "bytes"."""
-    path = Path(name).expanduser()
-    return None if name == "bytes" else path if path.is_dir() else path.parent
-
-
-def tokenizer_of(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` in the folder of a model.
-
-    Raises:
-      UserError: the folder has no tokenizer.
-    """
-    if (file := folder / "tokenizer.json").is_file():
-        return load_tokenizer(str(file))
-    if (folder / "vocab.json").is_file():
-        return load_tokenizer(str(folder))
-    raise UserError(
-        f"there is no tokenizer.json in {folder}, nor vocab.json and merges.txt; name a tokenizer with --tokenizer, or bytes"
+    if isinstance(data.path, tuple | dict):
+        refuse_overlaps(data)
+    own = {name: read_tokens(part) for name, part in mixed_data(data).items()}
+    sets = {name: read_tokens(part) for name, part in valid_data(data).items()}
+    weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
+    shares = as_shares([*weights])
+    train = {name: found.train for name, found in own.items()}
+    valid = {name: found.valid for name, found in (sets or own).items()}
+    vocab = max(found.vocab for found in (own | sets).values())
+    report = _mixture_report(data, own, shares) + _sets_report(sets)
+    begins = {name: found.begins[0] for name, found in own.items()}
+    if data.attend == "document":
+        report.append(_document_report(begins, _token_counts(own)))
+    valid_begins = {name: found.begins[1] for name, found in (sets or own).items()}
+    return Corpora(
+        train,
+        shares,
+        valid,
+        begins,
+        valid_begins,
+        vocab,
+        _joint_identity(own, sets, shares),
+        report,
     )
 
 
-def name_of(folder: Path) -> str:
-    """The value of `Data.tokenizer` for the tokenizer in the folder of a model.
-
-    Raises:
-      UserError: the folder has no tokenizer.
-    """
-    if tokenizer_of(folder).get_vocab() == _byte_tokenizer().get_vocab():
-        return "bytes"
-    file = folder / "tokenizer.json"
-    return str(file if file.is_file() else folder)
-
-
-def _tokenizer_files(path: Path) -> list[Path]:
-    return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
-
-
-def _encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], Encode], Cut]:
-    """A function that starts an encoder with a number of threads, and how documents are cut.
-
-    Bytes may be cut anywhere.
-    """
-    if name == "bytes":
-        return lambda threads: _bytes, iter
-    loaded = load_tokenizer(name)
-    around = document_frame(loaded, folder_of(name), bos)
-    plain = text_encoder(loaded)
-
-    def started(threads: int = 1) -> TextEncoder:
-        return TextEncoder(BoundedTokenizer(plain, name, threads))
-
-    def encoder(threads: int) -> Encode:
-        texts = started(threads)
-        return lambda pieces, begins: (texts(pieces, begins), around)
-
-    return encoder, partial(cut_document, encoder=cache(started))
-
-
-def checked_ids(ids: np.ndarray, vocab: int, name: str) -> np.ndarray:
-    """The ids, if a vocabulary has all of them.
+def _document_report(begins: Mapping[str, np.ndarray], tokens: Mapping[str, int]) -> str:
+    """A line about the documents of the training text.
 
     Args:
-      ids: token ids.
-      vocab: one more than the largest id of the tokenizer.
-      name: the tokenizer, for the message.
+      begins: the positions at which the documents of each source begin, ascending.
+      tokens: the number of tokens of each source.
 
     Raises:
-      UserError: an id is negative, or above the largest one.
+      UserError: each source is only one document, whose ends attention never reaches.
     """
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
-        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+    inner = [np.searchsorted(begins[name], [1, count]) for name, count in tokens.items()]
+    ends = sum(int(high - low) for low, high in inner)
+    if not ends:
         raise UserError(
-            f"the corpus has the token id {wrong}, but the ids of data.tokenizer={name} are from 0 to {vocab - 1}: name "
-            "the tokenizer that made the tokens, or set data.tokenizer=none; for a raw file, data.ids is the type of "
-            "its numbers"
+            "data.attend=document has no effect, because the training text is one document: set data.attend=row, or give "
+            "one document in each file, line or row; token ids are also divided by the end of text of data.tokenizer"
         )
-    return ids
+    return (
+        f"data: attention stops at the ends of {ends + len(inner):,} training documents; their last tokens predict nothing, "
+        "but count as tokens and FLOPs"
+    )
 
 
-def _checked_ids(
-    vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
-) -> tuple[list[Any], DocumentFrame]:
-    return [checked_ids(ids, vocab, name) for ids in pieces], UNMARKED
+def _token_counts(own: Mapping[str, Tokens]) -> dict[str, int]:
+    return {name: len(found.train) for name, found in own.items()}
 
 
-def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:
-    # Text has no zero byte, so this byte ends documents.
-    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], DocumentFrame((), (0,))
-
-
-# --- files for `transformers` ---
-
-# For each role of a special token, the spellings that identify it.
-_ROLES = {
-    "pad_token": ("<pad>", "<|pad|>", "<|padding|>", "[PAD]"),
-    "unk_token": ("<unk>", "[UNK]"),
-    "cls_token": ("[CLS]", "<s>"),
-    "sep_token": ("[SEP]", "</s>"),
-    "mask_token": ("[MASK]", "<mask>"),
-}
-_OF_MASKED = ("cls_token", "sep_token", "mask_token")
-
-
-def write_tokenizer(run: Path, config: Config, folder: Path) -> Json:
-    """Write the tokenizer for `transformers`.
-
-    Returns:
-      The entries of ``config.json`` about the special tokens.
-    """
-    tokenizer = tokenizer_of(run)
-    save_tokenizer(tokenizer, folder)
-    special = special_tokens(tokenizer, run)
-    roles = {role for role in _ROLES if config.masked or role not in _OF_MASKED}
-    named = {}
-    for role, names in _ROLES.items():
-        existing = (name for name in names if tokenizer.token_to_id(name) is not None)
-        if role in roles and (name := next(existing, None)):
-            named[role] = name
-    # texts of decoders do not have these roles
-    of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}
-    ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
-    named |= {
-        role.removesuffix("_id"): tokenizer.id_to_token(i)
-        for role, i in ends.items()
-        if i is not None
-    }
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.length,
-        **named,
-        **special.names,
-    }
-    about |= {} if special.template is None else {"chat_template": special.template}
-    write_record(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
-    if "pad_token" in named and (config.causal or config.first_position == 0):
-        ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
-    found: Json = {role: i for role, i in ends.items() if i is not None}
-    if "eos_token_id" in found and len(special.ends) > 1:  # several tokens end generated texts
-        found["eos_token_id"] = list(special.ends)
+def _joint_identity(
+    own: Mapping[str, Tokens], sets: Mapping[str, Tokens], shares: Sequence[Fraction]
+) -> Json:
+    (_, first), *others = own.items()
+    if not others and not sets:
+        return first.identity
+    hashes = [found.identity["train"] for found in own.values()]
+    if twice := [name for name, h in zip(own, hashes, strict=True) if hashes.count(h) > 1]:
+        raise UserError(
+            f"data.path names the same text twice, in {twice[0]} and in {twice[1]}: leave out one of them, and give the other "
+            "one the sum of the weights"
+        )
+    valid = [found.identity["valid"] for found in (sets or own).values()]
+    sizes = [sum(_token_counts(own).values()), sum(len(x.valid) for x in (sets or own).values())]
+    found = first.identity | {"valid": _joint_hash(valid), "tokens": sizes}
+    if others:
+        parts = {
+            name: {"train": h, "share": str(share)}
+            for name, h, share in zip(own, hashes, shares, strict=True)
+        }
+        named = " + ".join(f"{float(s):.3%} {name}" for name, s in zip(own, shares, strict=True))
+        train = _joint_hash([[part["train"], part["share"]] for part in parts.values()])
+        found |= {"name": named, "train": train, "mixture": parts}
     return found
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    with atomic_file(folder / "tokenizer.json") as part:
-        tokenizer.save(str(part))
+def _joint_hash(parts: Sequence[Any]) -> str:
+    return parts[0] if len(parts) == 1 else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _mixture_report(data: Data, own: Mapping[str, Tokens], shares: Sequence[Fraction]) -> list[str]:
+    if len(own) == 1:
+        return next(iter(own.values())).report
+    given = isinstance(data.path, dict)
+    weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
+    parts = [
+        f"{float(share):.1%} {name} ({f'weight {weight:g}' if given else f'{weight:,} tokens'})"
+        for name, weight, share in zip(own, weights, shares, strict=True)
+    ]
+    lines = [f"data: a mixture of samples: {', '.join(parts)}"]
+    for name, found in own.items():
+        for line in found.report:
+            head, colon, rest = line.partition(": ")
+            lines.append(f"{head}{colon}{name}: {rest}")
+    return lines
+
+
+def _sets_report(sets: Mapping[str, Tokens]) -> list[str]:
+    parts = [f"{name or 'all'} {len(found.valid):,} tokens" for name, found in sets.items()]
+    warnings = [line for found in sets.values() for line in found.report if "WARNING" in line]
+    return ([f"data: validation sets: {', '.join(parts)}"] if sets else []) + warnings
+
+
+def text_sources(data: Data, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
+    """The training samples of ``model``, and the samples of each validation set by its name.
+
+    Raises:
+      UserError: the text cannot be read, or the model cannot take it.
+    """
+    text = read_corpora(data)
+    vocab = model.sizes()["vocab"]
+    if text.vocab > vocab:
+        what = "tokens" if data.tokenizer == "none" else "tokenizer"
+        raise UserError(
+            f"the largest id of the {what} is {text.vocab - 1}, but model.vocab is {vocab}; "
+            f"raise model.vocab to {text.vocab}"
+        )
+    windows = _windows(data, model)
+    train = {name: windows(part, text.begins[name]) for name, part in text.train.items()}
+    valid = {name: windows(part, text.valid_begins[name]) for name, part in text.valid.items()}
+    if len(train) == 1:
+        return next(iter(train.values())), valid
+    if empty := [name for name, part in train.items() if not len(part)]:
+        what = f"less than one sample of {model.length} tokens"
+        raise UserError(
+            f"the training text of {empty[0]} in data.path is {what}: give more text, or leave it out"
+        )
+    return Mixture(train, text.shares), valid
+
+
+def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], Source]:
+    """The function that divides tokens, with the begins of documents, into samples of ``model``."""
+    used = data.attend == "document"
+    if used and not getattr(model, "segments", False):
+        raise UserError(
+            f"attention of a {type(model).__name__} cannot stop at the ends of documents: set data.attend=row"
+        )
+    if not model.masked:
+        return lambda part, begins: Windows(part, model.length, begins if used else None)
+    if data.tokenizer == "none":
+        raise UserError(
+            "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
+        )
+    known = (
+        BYTES if data.tokenizer == "bytes" else masking_vocabulary(load_tokenizer(data.tokenizer))
+    )
+    if data.whole_words and known.whole_word is None:
+        raise UserError(
+            f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
+        )
+    known = known if data.whole_words else known._replace(whole_word=None)
+    return lambda part, begins: MaskedWindows(
+        part, model.length, *known, masked=model.masked, begins=begins if used else None
+    )

@@ -13,7 +13,7 @@ from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.common.output import say_notes
-from train.data import text
+from train.data import tokenizers
 from train.data.bounded import BoundedTokenizer
 from train.data.special import Special, largest_vocab, special_tokens
 from train.state.mesh import Mesh
@@ -64,8 +64,8 @@ def open_text_model(
             f"{folder} contains a {type(config).__name__} for {what}, but this command needs a model that predicts tokens"
         )
     home, _ = at_step(Path(folder).expanduser())
-    beside = text.folder_of(tokenizer) if tokenizer else home
-    loaded = text.load_tokenizer(tokenizer) if tokenizer else text.tokenizer_of(home)
+    beside = tokenizers.folder_of(tokenizer) if tokenizer else home
+    loaded = tokenizers.load_tokenizer(tokenizer) if tokenizer else tokenizers.tokenizer_of(home)
     check_vocab(loaded, config)
     devices = (mesh or Mesh()).over(jax.devices())
     return TextModel(portable_config(config), source.shard(devices), loaded, devices, beside)

@@ -15,7 +15,8 @@ from train.config.experiment import Experiment
 from train.data.dataset import Source
 from train.data.mixture import Mixture, seed_of
 from train.data.special import document_frame
-from train.data.text import Data, tokenizer_of
+from train.data.text import Data
+from train.data.tokenizers import tokenizer_of
 from train.plan.record import RunRecord
 from train.plan.transforms import LoadCheckpoint
 from train.store.workdir import Workdir

@@ -47,7 +47,7 @@ from train.config.experiment import (
     unequal_settings,
 )
 from train.config.resuming import binding_settings, class_of, resume_conflicts
-from train.data import special, text
+from train.data import special, tokenizers
 from train.data.dataset import Dataset
 from train.plan.methods import LARGE
 from train.state.model import TrainState, split_head
@@ -477,8 +477,8 @@ class Workdir:
         tokenizer = getattr(data, "tokenizer", "none")
         if tokenizer != "none":
             with atomic_file(self.folder / "tokenizer.json") as part:
-                text.load_tokenizer(tokenizer).save(str(part))
-            special.copy_special_files(text.folder_of(tokenizer), self.folder)
+                tokenizers.load_tokenizer(tokenizer).save(str(part))
+            special.copy_special_files(tokenizers.folder_of(tokenizer), self.folder)
         inputs = self.folder / TRANSFORMERS
         inputs.mkdir(exist_ok=True)
         write_record(inputs / "config.json", data.write_inputs(self.folder, config, inputs))

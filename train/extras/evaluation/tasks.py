@@ -7,7 +7,7 @@ from jaxgrow.typed import Json, convert_json
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_record
-from train.data.text import name_of
+from train.data.tokenizers import name_of
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.evaluation.perplexity import files_of, is_text, text_perplexity
 from train.extras.evaluation.scoring import Scorer

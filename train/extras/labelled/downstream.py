@@ -13,7 +13,7 @@ from jaxgrow.models import Adapter, Config
 from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import Experiment, check_experiment, settings_errors
-from train.data.text import name_of
+from train.data.tokenizers import name_of
 from train.extras.adapting import adapter_for
 from train.extras.fine_tune import LOSS, METRIC, Best, FineTune
 from train.extras.images.images import Images, read_images

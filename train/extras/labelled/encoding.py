@@ -20,8 +20,8 @@ from train.data.special import (
     text_encoder,
 )
 from train.data.special import added_tokens as added_tokens
-from train.data.text import folder_of, load_tokenizer
 from train.data.tokenise import token_dtype
+from train.data.tokenizers import folder_of, load_tokenizer
 from train.data.windows import BYTES
 from train.data.workers import core_count
 

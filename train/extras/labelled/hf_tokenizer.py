@@ -6,7 +6,7 @@ from typing import Any
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
 from train.common.files import read_record, write_record
-from train.data.text import save_tokenizer, tokenizer_of
+from train.data.tokenizers import save_tokenizer, tokenizer_of
 from train.extras.labelled.encoding import PADS, Encoder, Frame
 
 

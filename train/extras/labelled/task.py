@@ -16,7 +16,7 @@ from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.dataset import Batch
 from train.data.mixed_paths import refuse_several
-from train.data.text import write_tokenizer
+from train.data.tokenizers import write_tokenizer
 from train.extras.labelled import glue, squad, table
 from train.extras.labelled.encoding import Encoder, Examples, Texts, frame_texts, pair_lengths
 from train.extras.labelled.hf_tokenizer import write_framing
