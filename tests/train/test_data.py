@@ -337,7 +337,7 @@ def encoded(monkeypatch) -> list[list[str]]:
     """Record the pieces of text that each following call encodes."""
     calls: list[list[str]] = []
     monkeypatch.setattr(
-        "train.data.text._bytes",
+        "train.data.tokenizers._bytes",
         lambda pieces, begins: calls.append(pieces) or ([[1] * len(p) for p in pieces], ((), (0,))),
     )
     return calls
@@ -384,7 +384,7 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
         return [[1] * len(p) for p in pieces], ((), (0,))
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.data.text._bytes", dies)
+        patch.setattr("train.data.tokenizers._bytes", dies)
         with pytest.raises(Killed):
             read_tokens(text)
     encoded.clear()
@@ -505,7 +505,7 @@ def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.data.text._bytes", full)
+        patch.setattr("train.data.tokenizers._bytes", full)
         with pytest.raises(OSError, match="No space left"):
             read_tokens(text)
     assert list(Path(text.cache).iterdir()) == []
