@@ -216,7 +216,7 @@ def test_a_panic_is_one_line(tmp_path, monkeypatch):
         raise PanicException("index out of bounds")
 
     _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr("train.data.text.check_tokenizer", panics)
+    monkeypatch.setattr("train.data.tokenizers.check_tokenizer", panics)
     with pytest.raises(UserError, match="index out of bounds"):
         load_tokenizer(str(tmp_path / "tokenizer.json"))
 
