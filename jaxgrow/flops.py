@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from jaxgrow.axes.names import (
     LAYERS,
@@ -336,7 +336,7 @@ def counted(jaxpr: Jaxpr) -> Counted:
     return Counted(products, arithmetic)
 
 
-def _repetitions(eqn: Any) -> int:
+def _repetitions(eqn: JaxprEqn) -> int:
     """Return how often the programs within an equation run."""
     if eqn.primitive.name == "scan":
         return eqn.params["length"]

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 _ALL = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -66,7 +66,7 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def _handled(numbers: Iterable[int], handler: Callable[[int, object], None]) -> Iterator[None]:
-    before: dict[int, Any] = {}
+    before: dict[int, Callable[[int, FrameType | None], object] | int] = {}
     if threading.current_thread() is threading.main_thread():
         before = {
             n: old for n in numbers if (old := signal.getsignal(n)) not in (None, signal.SIG_IGN)

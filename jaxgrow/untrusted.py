@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from traceback import format_exception
+from types import TracebackType
 from typing import Any, BinaryIO, TextIO, cast
 
 
@@ -522,14 +523,22 @@ class _Escaped(logging.LogRecord):
 _formatted = warnings.formatwarning
 
 
-def _escaped(*arguments: Any, **more: Any) -> str:
-    return escape_text(_formatted(*arguments, **more))
+def _escaped(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    return escape_text(_formatted(message, category, filename, lineno, line))
 
 
-def _print_error(*error: Any) -> None:
+def _print_error(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
     # TensorStore reports errors in its own threads, and raises them in the main thread as well.
     if threading.current_thread() is threading.main_thread():
-        print_text("".join(format_exception(*error)), file=sys.stderr, end="")
+        print_text("".join(format_exception(kind, error, trace)), file=sys.stderr, end="")
 
 
 def prepare_messages() -> None:

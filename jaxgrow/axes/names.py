@@ -54,12 +54,12 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 
 Names: TypeAlias = tuple[str, ...]
-# A pytree of arrays or of objects with a shape. Python cannot express this type.
-Params: TypeAlias = Any
-# A pytree of Names, with the structure of the parameters.
-Axes: TypeAlias = Any
-# Any other pytree.
+# A pytree. Python cannot express this type.
 Tree: TypeAlias = Any
+# A pytree of arrays or of objects with a shape.
+Params: TypeAlias = Tree
+# A pytree of Names, with the structure of the parameters.
+Axes: TypeAlias = Tree
 
 # The keys from the root of a pytree to a leaf, as JAX passes them.
 KeyPath: TypeAlias = tuple[Any, ...]

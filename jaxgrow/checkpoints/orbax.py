@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from string import hexdigits
-from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow._version import __version__
-from jaxgrow.axes.names import Params
+from jaxgrow.axes.names import Params, Tree
 from jaxgrow.checkpoints.hf.storage import family_of
 from jaxgrow.checkpoints.io.checksums import NAME, damage, seal
 from jaxgrow.checkpoints.io.files import (
@@ -101,7 +100,7 @@ class Orbax(Loaded, Checkpoint):
                 raise CheckpointError(
                     f"{folder / PARAMS} is damaged: {found}; restore it from another copy"
                 )
-            self._shapes: Any = ocp.metadata(self._where).metadata
+            self._shapes: Tree = ocp.metadata(self._where).metadata
         super().__init__(
             config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
         )
@@ -227,7 +226,7 @@ class RunCheckpoint(Orbax):
         self._at = _intact_checkpoint(folder, step)
         stored = 100 * checked_tree(self._at, folder)
         with self._reading():
-            metadata: Any = ocp.checkpointables_metadata(str(self._at))
+            metadata: Tree = ocp.checkpointables_metadata(str(self._at))
             record, models = metadata.custom_metadata, metadata.metadata["models"]
         phase = record["ledger"]["phases"][-1]
         configs = record.get("configs") or {
@@ -241,7 +240,7 @@ class RunCheckpoint(Orbax):
             )
         check_sizes(configs[self._name], stored, self._at)
         self._head = record.get("head")
-        self._shapes: Any = models[self._name]["params"]
+        self._shapes: Tree = models[self._name]["params"]
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
         Loaded.__init__(self, from_json(configs[self._name]), shapes)
         self._loaded = False
@@ -252,7 +251,7 @@ class RunCheckpoint(Orbax):
     def _stored(self, like: Params, context: ocp.Context) -> Params:
         context.pytree.loading.partial_load = True
         with context:
-            found: Any = ocp.load_checkpointables(
+            found: Tree = ocp.load_checkpointables(
                 str(self._at), {"models": {self._name: {"params": like}}}
             )
         return found["models"][self._name]["params"]

@@ -10,7 +10,7 @@ readable, and as fast to draw, as a small example::
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -31,7 +31,9 @@ from jaxgrow.growth.maps import AxisMap, Growth, Rules, terms
 from jaxgrow.growth.matrices import Matrix, SparseMap, is_identity, sparse
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes as PlotAxes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 #: The maximum number of cells in a row or column; more of them cannot be distinguished.
 CELLS = 128
@@ -192,7 +194,7 @@ def panel_figure(panels: Sequence[Panel], notes: Sequence[str] = ()) -> "Figure"
     return fig
 
 
-def draw_matrix(place: Any, matrix: Matrix, most: float) -> Any:
+def draw_matrix(place: "PlotAxes", matrix: Matrix, most: float) -> "AxesImage":
     """Draw a matrix into a panel; units are counted from 0.
 
     The colour depends on the square root of a weight, so that small weights are visible.

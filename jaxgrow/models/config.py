@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,15 @@ WITHOUT_CLASSES = ("tokens", "states")  # heads that have no `classes` axis
 Modality: TypeAlias = Literal["text", "images"]
 # Shapes of a batch: the inputs of the model, and the targets.
 Shapes: TypeAlias = tuple[Tree, jax.ShapeDtypeStruct]
+
+
+class OperatorTraits(TypedDict):
+    """The properties of a family in `Config.traits`."""
+
+    norm: str
+    post_norm: bool
+    alternating: tuple[str, ...]
+    period: int
 
 
 class Cost(NamedTuple):
@@ -199,7 +208,7 @@ class Config:
         return "classes"
 
     @property
-    def traits(self) -> dict[str, Any]:
+    def traits(self) -> OperatorTraits:
         """Properties of the family that operators may need, as keyword arguments for them.
 
         - ``norm``: LayerNorm ("layer"), RMSNorm ("rms"), or LayerNorm without a scale ("unscaled").
@@ -562,7 +571,7 @@ def _axes(config: Config) -> Axes:
     return split_boxed(jax.eval_shape(partial(_boxed, config), key))[1]
 
 
-def from_json(content: Mapping[str, Any]) -> Config:
+def from_json(content: Mapping[str, object]) -> Config:
     """Return the config that `Config.as_json` wrote.
 
     Args:

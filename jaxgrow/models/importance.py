@@ -11,14 +11,16 @@ stages, the axes are ``layers.0`` or ``heads.1``, for example, and each stage ha
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.module import InterceptorContext
 
-from jaxgrow.axes.names import Params, axis_kind, axis_of, stages
+from jaxgrow.axes.names import Params, Tree, axis_kind, axis_of, stages
 from jaxgrow.models.config import EXPERTS, Config, Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.models.norms import LayerNorm, RMSNorm
@@ -162,7 +164,7 @@ def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str,
     config = replace(config, remat="none")
     with nn.intercept_methods(found.intercept):
         seen = _observed(config, params, inputs, found.means)
-    scores: dict[str, Any] = {}
+    scores: dict[str, jax.Array] = {}
     for stage in seen.values():
         scores |= stage
     return {axis: x.mean(0) if axis_kind(axis) == "embed" else x for axis, x in scores.items()}
@@ -186,7 +188,13 @@ class _Activations:
         self.depth = 0
         self.found: dict[str, list[jax.Array]] = defaultdict(list)
 
-    def intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def intercept(
+        self,
+        call: Callable[..., Tree],
+        args: tuple[jax.Array, ...],
+        kwargs: dict[str, object],
+        context: InterceptorContext,
+    ) -> Tree:
         """Call a method of a module, and keep its activations if it belongs to a block."""
         if context.method_name != "__call__":
             return call(*args, **kwargs)
@@ -203,7 +211,7 @@ class _Activations:
             self._keep(module, args, output)
         return output
 
-    def _keep(self, module: nn.Module, args: Any, outputs: jax.Array) -> None:
+    def _keep(self, module: nn.Module, args: tuple[jax.Array, ...], outputs: jax.Array) -> None:
         """Keep the sizes of a module's inputs or outputs if they are activations of units."""
         if isinstance(module, Linear):
             read = [axis_of(name) for name in module.axes[: module.contract]]
@@ -226,9 +234,9 @@ class _Activations:
         return means
 
 
-def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Any]:
+def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Tree]:
     """Return the results of ``observe`` by axis of layers, stacked over the layers of a stage."""
-    output: Any = config.module.apply({"params": params}, inputs, observe=observe)
+    output: Tree = config.module.apply({"params": params}, inputs, observe=observe)
     return dict(
         zip(
             stages(config.sizes()), output[1] if len(config.depths) > 1 else output[1:], strict=True

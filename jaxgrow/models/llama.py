@@ -34,7 +34,15 @@ from jaxgrow.models.attention import (
 )
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.cache import KEPT
-from jaxgrow.models.config import EXPERTS, FLOATS, SHARED, Cost, TextConfig, head_cost
+from jaxgrow.models.config import (
+    EXPERTS,
+    FLOATS,
+    SHARED,
+    Cost,
+    OperatorTraits,
+    TextConfig,
+    head_cost,
+)
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.model import Call, Stack, tokens_at
@@ -282,10 +290,11 @@ class LlamaConfig(TextConfig):
         return int(self.context * self.rope_factor) if self.rope_by == "dynamic" else self.context
 
     @property
-    def traits(self) -> dict[str, Any]:
+    def traits(self) -> OperatorTraits:
         norm = "layer" if self.layer_norm else "rms"
         norm = norm if self.norm_scale else "unscaled"
-        return super().traits | {
+        return {
+            **super().traits,
             "norm": norm,
             "post_norm": self.norms != "before",
             "period": len(repeated_kinds(self.kinds)),

@@ -4,9 +4,9 @@ Shape suffixes: B batch, T positions, S positions of a piece, D embed, V vocab, 
 N rows of a matrix.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from jax.custom_derivatives import SymbolicZero
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import READ
+from jaxgrow.axes.names import READ, Tree
+from jaxgrow.models.config import Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.sharding import (
     batch_parts,
@@ -53,7 +54,7 @@ def class_logits(
     return Linear(axes, shape, 1, kernel_init, dtype, bias, name=name)(x.astype(dtype))
 
 
-def last_tokens(inputs: Any) -> tuple[jax.Array, jax.Array]:
+def last_tokens(inputs: Inputs) -> tuple[jax.Array, jax.Array]:
     """Return ``(tokens [B, T], position of the last token [B])``.
 
     Args:
@@ -359,7 +360,9 @@ def logit_positions() -> int:
     return SCORED if current_platform() == "cpu" else SCORED_BY_ACCELERATORS
 
 
-def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -> tuple[Any, Any]:
+def _in_pieces(
+    function: Callable, total: Tree, sequences: Sequence[jax.Array], positions: int
+) -> tuple[Tree, Tree]:
     """Run `jax.lax.scan` over pieces of the sequences [B, T, ..].
 
     Args:
@@ -385,8 +388,8 @@ def _in_pieces(function: Callable, total: Any, sequences: Any, positions: int) -
 
 
 def _in_pieces_of_parts(
-    function: Callable, total: Any, sequences: Any, size: int
-) -> tuple[Any, Any]:
+    function: Callable, total: Tree, sequences: Sequence[jax.Array], size: int
+) -> tuple[Tree, Tree]:
     """`_in_pieces` for sharded sequences: a piece has the same number of positions per shard."""
     samples, length = sequences[0].shape[:2]
     parts = sequence_parts(length)

@@ -44,7 +44,7 @@ class Linear(nn.Module):
     bias: bool = True
 
     @nn.compact
-    def leaves(self) -> tuple[Any, Any, Any]:
+    def leaves(self) -> tuple[jax.Array, jax.Array | None, tuple[jax.Array, jax.Array] | None]:
         """Return ``(kernel, bias, lora)`` in the dtype of activations.
 
         The kernel is [inputs, outputs], and the bias is [outputs] or None. ``lora`` is ``(a, b)``
@@ -67,7 +67,7 @@ class Linear(nn.Module):
             bias = bias.astype(self.dtype).reshape(-1)
         return kernel, bias, lora
 
-    def product(self, x) -> tuple[Any, Any]:
+    def product(self, x) -> tuple[jax.Array, jax.Array | None]:
         """Return ``x W``, of the axes of `jaxgrow.sharding.flatten_features`, and the bias or None.
 
         The bias is [1, outputs], with as many axes as ``x W``.
@@ -86,7 +86,7 @@ class Linear(nn.Module):
         return self.shaped(_with_bias(self.product(x)), x)
 
 
-def _with_bias(product: tuple[Any, Any]) -> jax.Array:
+def _with_bias(product: tuple[jax.Array, jax.Array | None]) -> jax.Array:
     """Return ``x W + b`` from the result of `Linear.product`."""
     y, bias = product
     return y if bias is None else y + bias

@@ -84,12 +84,12 @@ class Operator:
         return EXPERTS if "experts" in self.axes else WIDTH
 
     def __call__(
-        self, sizes: Mapping[str, int], target: Mapping[str, int], **options: Any
+        self, sizes: Mapping[str, int], target: Mapping[str, int], **options: object
     ) -> Growth:
         """Make a growth. Options that the function does not accept (``seed``) are ignored."""
         return self.function(sizes, target, **self.accepted(options))
 
-    def accepted(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def accepted(self, options: Mapping[str, object]) -> dict[str, object]:
         """Return the options that the function accepts."""
         takes = inspect.signature(self.function).parameters
         return {name: value for name, value in options.items() if name in takes}

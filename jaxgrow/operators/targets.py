@@ -6,7 +6,7 @@ head is also the source of the new key/value head (`copied_units`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def unknown_axes(takes: str, kinds: Sequence[str], sizes: Sizes, asked: Iterable
     ]
 
 
-def _is_size(axis: Any, size: Any) -> bool:
+def _is_size(axis: object, size: object) -> bool:
     number = isinstance(size, int | np.integer) and not isinstance(size, bool)
     return isinstance(axis, str) and number
 

@@ -52,7 +52,7 @@ seen before.
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -243,7 +243,7 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 
     def update(
         updates: Tree,
-        state: Any,
+        state: Tree,
         params: Tree | None = None,
         *,
         multipliers: Mapping[str, Multiplier] | None = None,
@@ -291,7 +291,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArg
 
     def update(
         updates: Tree,
-        state: Any,
+        state: Tree,
         params: Tree | None = None,
         *,
         multipliers: Mapping[str, Multiplier] | None = None,

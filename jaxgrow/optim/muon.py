@@ -9,7 +9,6 @@ matrices with ``embed`` rows. The momentum grows with the model like any first m
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -125,7 +124,7 @@ def _as_large_as_adams(
 
     def update(
         updates: Tree,
-        state: Any,
+        state: Tree,
         params: Tree | None = None,
         *,
         multipliers: Mapping[str, Multiplier] | None = None,
@@ -151,7 +150,7 @@ def _matrices_apart(inner: optax.GradientTransformation) -> optax.GradientTransf
     full stack on every device for each matrix product.
     """
 
-    def update(updates: Tree, state: Any, params: Tree | None = None) -> tuple[Tree, Any]:
+    def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
         updates, momentum = jax.tree.map(spread_entries, (updates, state.mu))
         updates, state = inner.update(updates, state._replace(mu=momentum), params)
         # Constrain the results as well. Otherwise, XLA shards the intermediate values like the

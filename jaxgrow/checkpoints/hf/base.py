@@ -49,7 +49,7 @@ def key_of(keys: Mapping[str, str], value: str) -> str | None:
 _LABELS = {"classes": problem_keys, "spans": numbered_labels, "token_classes": numbered_labels}
 
 
-def with_head(body: "Family", architecture: str, head: str, **more: Any) -> "Family":
+def with_head(body: "Family", architecture: str, head: str, **more: object) -> "Family":
     """Return the architecture with the body of another one, and with another head.
 
     Args:
@@ -150,7 +150,7 @@ class Family:
     fields: Mapping[str, str]
     names: Callable[[Any], dict[str, TensorLayout]]
     fixed: Json = field(default_factory=dict)
-    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    settings: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     inferred: Callable[[Json], Json] = lambda hf_config: {}
     unsaid: Json = field(default_factory=dict)
     always: Callable[[Any], Json] = lambda config: {}
@@ -215,14 +215,14 @@ class Family:
 
     def _own_fields(
         self, hf_config: Json, wrong: list[str]
-    ) -> tuple[Json, dict[str, Callable[[Json], Any]]]:
+    ) -> tuple[Json, dict[str, Callable[[Json], object]]]:
         """Read the keys of ``fields``, and append messages about them to ``wrong``.
 
         Returns:
           The values, and functions of these values for absent keys.
         """
         values: Json = {}
-        follow: dict[str, Callable[[Json], Any]] = {}
+        follow: dict[str, Callable[[Json], object]] = {}
         for key, name in self.fields.items():
             value = hf_config.get(key)
             if value is None and key in self.absent:
@@ -261,14 +261,14 @@ class Family:
             raise ValueError(f"a value has the wrong type: {error}") from None
         return {name: self._typed(name, value, name, wrong) for name, value in inferred.items()}
 
-    def _other(self, key: str, value: Any, allowed: Sequence[Any]) -> str:
+    def _other(self, key: str, value: object, allowed: Sequence[object]) -> str:
         """The message about a setting that is not supported."""
         others = " or ".join(map(spelt, allowed))
         return (
             f"{key} is {spelt(value)}, but jaxgrow supports {self.architecture} only with {others}"
         )
 
-    def _typed(self, name: str, value: Any, key: str, wrong: list[str]) -> Any:
+    def _typed(self, name: str, value: object, key: str, wrong: list[str]) -> object:
         """Return the value of a field of the config, and append to ``wrong`` if it is not valid."""
         kind = field_types(self.config)[name]
         # Larger integers do not fit into float32.

@@ -1,7 +1,6 @@
 """How is a dense model read as a mixture of experts?"""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,7 @@ class Upcycled(Grown):
 
     def __init__(self, source: Source, growth: Growth, active: int, seed: int = 0):
         super().__init__(Single(source), growth)
-        settings: Any = {"active": active}
+        settings: dict[str, object] = {"active": active}
         try:
             self.config = replace(self.config, **settings)
         except ValueError as error:

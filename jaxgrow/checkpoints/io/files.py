@@ -5,7 +5,6 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath, UntrustedError, checked_path, chosen_file
@@ -65,7 +64,7 @@ def at_step(path: str | Path) -> tuple[Path, int | None]:
     return Path(folder), int(step)
 
 
-def spelt(value: Any) -> str:
+def spelt(value: object) -> str:
     """Return a value as JSON writes it, for messages about a JSON file.
 
     Example:
@@ -155,7 +154,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def write_json(file: Path, content: Any) -> None:
+def write_json(file: Path, content: object) -> None:
     """Write a value as JSON.
 
     Raises:

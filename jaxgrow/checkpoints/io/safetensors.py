@@ -302,7 +302,7 @@ def write_tensors(
     folder: Path,
     planned: Iterable[Planned],
     shard: int = SHARD,
-    done: Callable[[int], Any] = lambda n: None,
+    done: Callable[[int], object] = lambda n: None,
 ) -> None:
     """Write ``model.safetensors``, or shards and their index, with one tensor in memory at a time.
 
@@ -342,7 +342,7 @@ def _shards(planned: Iterable[Planned], shard: int) -> list[list[Planned]]:
 
 
 def write_file(
-    path: Path, planned: Sequence[Planned], done: Callable[[int], Any] = lambda n: None
+    path: Path, planned: Sequence[Planned], done: Callable[[int], object] = lambda n: None
 ) -> None:
     """Write one safetensors file.
 

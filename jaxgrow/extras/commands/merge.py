@@ -28,7 +28,7 @@ class _Reconfigured(Source):
         self,
         source: Source,
         computed: Mapping[str, Callable[[], np.ndarray]],
-        **settings: Any,
+        **settings: object,
     ):
         self._source = source
         self._computed = computed

@@ -4,7 +4,6 @@
 """
 
 import math
-from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels
@@ -99,14 +98,17 @@ def _read_swin(hf_config: Json) -> Json:
     }
 
 
-def _stage_sizes(key: str, values: Any, least: int = 1) -> tuple[int, ...]:
+def _stage_sizes(key: str, values: object, least: int = 1) -> tuple[int, ...]:
     """Return a list of sizes as a tuple.
 
     Raises:
       ValueError: the value is not a list of sizes.
     """
-    known = isinstance(values, list | tuple) and len(values) in range(1, 17)
-    if not known or not all(type(n) is int and least <= n < 1 << 31 for n in values):
+    if (
+        not isinstance(values, list | tuple)
+        or len(values) not in range(1, 17)
+        or not all(type(n) is int and least <= n < 1 << 31 for n in values)
+    ):
         raise ValueError(f"{key} is {spelt(values)}, but should be a list of sizes")
     return tuple(values)
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import flax.struct as struct
 import jax
@@ -17,6 +17,7 @@ from flax import linen as nn
 from flax.linen.module import InterceptorContext
 from jax.tree_util import PyTreeDef
 
+from jaxgrow.axes.names import Params, Tree
 from jaxgrow.layerdrop.execution import (
     Array,
     Dropout,
@@ -28,9 +29,7 @@ from jaxgrow.layerdrop.execution import (
     varying,
 )
 
-Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-# JAX does not annotate this function.
-_eval_shape: Callable[..., Any] = jax.eval_shape  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+Arguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 
 @contextmanager
@@ -110,16 +109,16 @@ class _Calls:
         self._block = block
         self._keep_mask = keep_mask
         self._called: set[tuple[str, ...]] = set()
-        self._params: Mapping[str, Any] = {}  # parameters of the complete model
+        self._params: Params = {}  # parameters of the complete model
         self._inside = False  # whether a block is running, which may contain blocks
 
     def intercept(
         self,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Callable[..., Tree],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         context: InterceptorContext,
-    ) -> Any:
+    ) -> Tree:
         """Run a method of any module: a call of the block itself runs behind a conditional."""
         module = context.module
         if not self._inside and module.scope is not None and not module.path:
@@ -145,24 +144,26 @@ class _Calls:
         self.number += 1
         return self.number - 1
 
-    def _run(self, module: nn.Module, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, module: nn.Module, i: int, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Tree:
         """Run a call of the block if the keep mask is true at ``i``; otherwise return its input."""
         keys = _random_streams(module, again=module.path in self._called)
         self._called.add(module.path)
         call = _Call.of(module, args, kwargs)
 
-        def apply(w: Any, x: jax.Array, *scale: Any) -> Any:
+        def apply(w: Tree, x: jax.Array, *scale: jax.Array | None) -> Tree:
             self._inside = True
             try:
                 return call.run(w, x, *scale)
             finally:
                 self._inside = False
 
-        def layer(inputs: Any, x: jax.Array) -> _Result:
+        def layer(inputs: Tree, x: jax.Array) -> _Result:
             w, scale = inputs
             found: list[_Result] = []
 
-            def changed(w: Any, x: jax.Array, *scale: Any) -> jax.Array:
+            def changed(w: Tree, x: jax.Array, *scale: jax.Array | None) -> jax.Array:
                 found.append(_Result.of(apply(w, x, *scale), x, self._block))
                 return found[0].x
 
@@ -172,12 +173,12 @@ class _Calls:
         scale = self._scale
         weights = module.variables, keys, call.arrays
         inputs = weights, None if scale is None else jnp.asarray(scale[i])
-        shape: _Result = _eval_shape(layer, inputs, call.x)
+        shape: _Result = jax.eval_shape(layer, inputs, call.x)
         others = [jnp.zeros(s.shape, s.dtype) for s in shape.others]
         others = varying(others, (self.open, inputs, call.x))
 
         def carried(
-            inputs: Any, carry: tuple[jax.Array, list[jax.Array]]
+            inputs: Tree, carry: tuple[jax.Array, list[jax.Array]]
         ) -> tuple[jax.Array, list[jax.Array]]:
             result = layer(inputs, carry[0])
             return result.x, result.others
@@ -204,11 +205,11 @@ class _Call(NamedTuple):
     block: nn.Module
     x: Array
     name: str | None
-    leaves: list[Any]
+    leaves: list[object]
     tree: PyTreeDef
 
     @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Call":
+    def of(cls, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> "_Call":
         x, name, others = _changed_array(module, args, kwargs)
         alone = module.clone(parent=None, name=None)  # pyright: ignore[reportUnknownMemberType]
         return cls(alone, x, name, *jax.tree.flatten(others))
@@ -217,7 +218,7 @@ class _Call(NamedTuple):
     def arrays(self) -> list[jax.Array | None]:
         return [a if isinstance(a, jax.Array) else None for a in self.leaves]
 
-    def run(self, w: Any, x: jax.Array, *scale: Any) -> Any:
+    def run(self, w: Tree, x: jax.Array, *scale: jax.Array | None) -> Tree:
         variables, keys, arrays = w
         pairs = zip(self.leaves, arrays, strict=True)
         args, kwargs = jax.tree.unflatten(
@@ -241,7 +242,7 @@ def _random_streams(module: nn.Module, again: bool) -> Mapping[str, object]:
     return {name: module.make_rng(name) for name in streams} if again else streams
 
 
-def _sliced(module: nn.Module, params: Mapping[str, Any]) -> bool:
+def _sliced(module: nn.Module, params: Params) -> bool:
     """Whether the module holds a slice of the model's parameters, as inside an `nn.scan`."""
     for name in module.path:
         params = params.get(name, {})
@@ -251,7 +252,7 @@ def _sliced(module: nn.Module, params: Mapping[str, Any]) -> bool:
 
 
 def _changed_array(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[Array, str | None, Arguments]:
     """The first argument of the block, its name if it was given by name, and the other arguments."""
     call = _method(module, "__call__")
@@ -264,11 +265,11 @@ def _changed_array(
     return x, name, (args[1:], {k: v for k, v in kwargs.items() if k != name})
 
 
-def _method(module: nn.Module, name: str) -> Callable[..., Any]:
+def _method(module: nn.Module, name: str) -> Callable[..., Tree]:
     return getattr(module, name)
 
 
-def _is_sequence(x: object) -> TypeGuard[Sequence[Any]]:
+def _is_sequence(x: object) -> TypeGuard[Sequence[Tree]]:
     return isinstance(x, tuple | list)
 
 
@@ -284,10 +285,10 @@ class _Form(NamedTuple):
       tree: the structure of the results after the first one.
     """
 
-    sequence: type[Any] | None
+    sequence: Callable[..., Tree] | None
     tree: PyTreeDef
 
-    def rebuilt(self, x: jax.Array, others: Sequence[jax.Array]) -> Any:
+    def rebuilt(self, x: jax.Array, others: Sequence[jax.Array]) -> Tree:
         if self.sequence is None:
             return x
         items = (x, *jax.tree.unflatten(self.tree, others))
@@ -303,9 +304,9 @@ class _Result(struct.PyTreeNode):
     form: _Form = struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, returned: Any, x: jax.Array, block: type[nn.Module]) -> "_Result":
+    def of(cls, returned: Tree, x: jax.Array, block: type[nn.Module]) -> "_Result":
         several = _is_sequence(returned)
-        items: Sequence[Any] = returned if several else (returned,)
+        items: Sequence[Tree] = returned if several else (returned,)
         y, *more = items
         if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
             found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__

@@ -6,7 +6,7 @@ the relative position embedding, V vocab.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxgrow.axes.names import BELOW, READ, VALUE
 from jaxgrow.models import bert
 from jaxgrow.models.attention import ScoreForm, attention
 from jaxgrow.models.bert import BERTConfig
-from jaxgrow.models.config import Cost
+from jaxgrow.models.config import Array, Cost
 from jaxgrow.models.encoder import mask_of
 from jaxgrow.models.model import INIT, Call, Stack, tokens_at
 from jaxgrow.models.modules import Linear, project_together
@@ -209,7 +209,9 @@ def distance_rows(config: DeBERTaConfig) -> np.ndarray:
     return np.clip(distance + span, 0, config.distances - 1).astype(np.int32)
 
 
-def _embedding_rows(config: DeBERTaConfig, length: int, positions_BT: Any = None) -> Any:
+def _embedding_rows(
+    config: DeBERTaConfig, length: int, positions_BT: jax.Array | None = None
+) -> Array:
     """Return the row of the embedding for each query and key, [B or 1, T, S].
 
     Args:

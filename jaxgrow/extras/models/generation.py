@@ -18,7 +18,7 @@ from flax import struct
 
 from jaxgrow.axes.names import Params
 from jaxgrow.models.cache import Past
-from jaxgrow.models.config import EXPERTS, Array, Config
+from jaxgrow.models.config import EXPERTS, Array, Config, Inputs
 from jaxgrow.sharding import axis_parts
 
 # The smallest number of positions that a program is compiled for. This program also serves all
@@ -402,23 +402,23 @@ def _resumed(config, params, state, drawing, until) -> _State:
 
 
 def _read_tokens(config, params, tokens_BT, lengths_B, past) -> tuple[jax.Array, Past]:
-    inputs: Any = {"tokens": tokens_BT, "lengths": lengths_B}
+    inputs: Inputs = {"tokens": tokens_BT, "lengths": lengths_B}
     return config.module.apply({"params": params}, inputs, past=past)  # type: ignore[return-value]
 
 
-def _until(config, params, begin, drawing, until) -> Any:
-    def step(state: Any) -> Any:
+def _until(config, params, begin, drawing, until) -> "_State":
+    def step(state: _State) -> _State:
         last_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BR, state.step - 1, 1, 1)
         # A row that has ended is computed again at the same position. Its result is not used.
         logits_BV, new = _read_tokens(
             config, params, last_B1, state.going_B.astype(jnp.int32), state.past
         )
-        return _with_next(state.replace(past=state.past.and_then(new)), logits_BV, drawing)
+        return _with_next(replace(state, past=state.past.and_then(new)), logits_BV, drawing)
 
     return jax.lax.while_loop(lambda state: state.going_B.any() & (state.step < until), step, begin)
 
 
-def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
+def _with_next(state: _State, logits_BV: jax.Array, drawing: _Drawing) -> _State:
     """Return the state with one more token of each row."""
     penalty = drawing.sampling.repetition_penalty
     if state.seen_BV is not None and penalty is not None:
@@ -428,7 +428,8 @@ def _with_next(state: Any, logits_BV: jax.Array, drawing: _Drawing) -> Any:
     )
     ends_B = (token_B[:, None] == drawing.ends_E[None]).any(1)
     counts_B = state.counts_B + state.going_B
-    return state.replace(
+    return replace(
+        state,
         step=state.step + 1,
         tokens_BR=state.tokens_BR.at[:, state.step].set(token_B),
         counts_B=counts_B,

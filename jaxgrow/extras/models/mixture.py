@@ -8,7 +8,7 @@ an expert that has a capacity.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -485,7 +485,7 @@ def _of_blocks(
 
 
 @jax.custom_vjp
-def _adding(x: Any, loss: jax.Array) -> Any:
+def _adding(x: jax.Array, loss: jax.Array) -> jax.Array:
     """Return ``x``, and add ``loss`` to the differentiated function.
 
     The gradient of ``loss`` is one, independent of the gradient of ``x``.

@@ -5,9 +5,10 @@ windows, T patches of a window, D embed, H heads, K head_dim, N relative positio
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,9 @@ from einops import rearrange
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, VALUE, named_init
+from jaxgrow.axes.names import BELOW, READ, VALUE, Tree, named_init
 from jaxgrow.layerdrop.execution import rescaled
-from jaxgrow.models.config import Cost
+from jaxgrow.models.config import Cost, OperatorTraits
 from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear
 from jaxgrow.models.norms import LayerNorm
@@ -118,9 +119,9 @@ class SwinConfig(PatchConfig):
         return Swin(self)
 
     @property
-    def traits(self) -> dict[str, Any]:
+    def traits(self) -> OperatorTraits:
         shifted = tuple(f"layers.{s}" for s, grid in enumerate(self.grids) if grid.shift)
-        return super().traits | {"alternating": shifted, "period": 2 if shifted else 1}
+        return {**super().traits, "alternating": shifted, "period": 2 if shifted else 1}
 
     @property
     def length(self) -> int:
@@ -427,7 +428,9 @@ class Swin(Model):
         x = LayerNorm("embed.0" + BELOW, c.eps, self.dtype, name="patch_norm")(x)
         return rearrange(x, "b (y x) d -> b y x d", y=c.grids[0].side)
 
-    def run(self, stack: Any, x_BTD: jax.Array, call: Call, **options: Any) -> tuple[Any, Any]:
+    def run(
+        self, stack: Sequence[Stack], x_BTD: jax.Array, call: Call, **options: object
+    ) -> tuple[jax.Array, Tree]:
         """Run the stages, with a merging before each of them except the first."""
         begin = 0
         seen = []

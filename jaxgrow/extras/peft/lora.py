@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from jaxgrow.axes.names import (
     KernelAxes,
     Names,
     Params,
+    Tree,
     axis_of,
     reads_axis,
     split_kernel,
@@ -44,10 +45,11 @@ from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, Term
 from jaxgrow.growth.matrices import Matrix, SparseMap, sparse
-from jaxgrow.models.config import Config
+from jaxgrow.models.config import Array, Config
 from jaxgrow.operators.targets import Sizes
 
 RANK = "rank"
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def init_lora(lora: LoRA, axes: Axes, sizes: Sizes, key: jax.Array) -> Params:
     """
     own = {**sizes, RANK: lora.rank}
 
-    def sampled(module: str, kernel: KernelAxes) -> dict[str, Any]:
+    def sampled(module: str, kernel: KernelAxes) -> dict[str, jax.Array]:
         names = _factor_names(kernel)
         a = [own[axis_of(n)] for n in names["a"]]
         b = [own[axis_of(n)] for n in names["b"]]
@@ -330,13 +332,13 @@ def attach_lora(params: Params, adapter: Params, lora: LoRA) -> Params:
       ['a', 'b', 'kernel']
     """
     out = _flat(params)
-    added: dict[str, Any] = {}
+    added: dict[str, Array] = {}
     for module, (a, b) in _pairs(adapter, lora, out):
         added |= {f"{module}/a": a, f"{module}/b": lora.scale * b}
     return unflatten_dict(out | added, sep="/")
 
 
-def _flat(tree: Any) -> dict[str, Any]:
+def _flat(tree: Tree) -> dict[str, Tree]:
     return flatten_dict(tree, sep="/")  # type: ignore[return-value]
 
 
@@ -346,8 +348,8 @@ def _tree(modules: Mapping[str, Mapping[str, object]]) -> Params:
 
 
 def _pairs(
-    adapter: Params, lora: LoRA, params: dict[str, Any]
-) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    adapter: Params, lora: LoRA, params: dict[str, Array]
+) -> Iterator[tuple[str, tuple[Array, Array]]]:
     """Iterate over ``(module, (a, b))`` of a LoRA, and check that the shapes fit the kernels."""
     leaves = _flat(adapter)
     for module in dict.fromkeys(path.rpartition("/")[0] for path in leaves):
@@ -355,7 +357,12 @@ def _pairs(
         b = leaves.get(f"{module}/b")
         kernel = params.get(f"{module}/kernel")
         shapes = [None if x is None else np.shape(x) for x in (a, b, kernel)]
-        if not _fit(*shapes, rank=lora.rank):
+        if (
+            a is None
+            or b is None
+            or kernel is None
+            or not _fit(*map(np.shape, (a, b, kernel)), rank=lora.rank)
+        ):
             raise ValueError(
                 f"{module}: a LoRA of rank {lora.rank} with a of shape {shapes[0]} and b of shape "
                 f"{shapes[1]} does not fit the kernel of shape {shapes[2]}. Grow the LoRA with its "
@@ -364,9 +371,7 @@ def _pairs(
         yield module, (a, b)
 
 
-def _fit(a: Any, b: Any, kernel: Any, rank: int) -> bool:
-    if a is None or b is None or kernel is None:
-        return False
+def _fit(a: Shape, b: Shape, kernel: Shape, rank: int) -> bool:
     stacked = len(a) + len(b) - 2 - len(kernel)
     shape = a[:-1] + b[stacked + 1 :]
     return (

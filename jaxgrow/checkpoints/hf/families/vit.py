@@ -6,7 +6,6 @@ Kernels are stored as [outputs, inputs]. The kernel of the patches is a convolut
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels
@@ -73,7 +72,7 @@ VIT_FIELDS = {
     "layer_norm_eps": "eps",
 }
 VIT_ABSENT = {"image_size": 224, "patch_size": 16, "num_channels": 3, "layer_norm_eps": 1e-12}
-VIT_SETTINGS: dict[str, tuple[Any, ...]] = {
+VIT_SETTINGS: dict[str, tuple[object, ...]] = {
     "hidden_act": ("gelu", "gelu_python"),
     "qkv_bias": (True,),
 }
