@@ -161,7 +161,7 @@ def command(tmp_path, monkeypatch):
     experiment = importlib.import_module("train.config.experiment")
     # It takes about a second per call, and other tests cover its errors.
     monkeypatch.setattr(experiment, "shapes", lambda *_: None)
-    monkeypatch.setattr(
+    monkeypatch.setitem(
         importlib.import_module("train.common.hosts").JOINING._added,
         "processes",
         lambda *given: None,
