@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxgrow.axes import Tree
 from jaxgrow.registry import Registry
 from train.common.errors import UserError
 
@@ -65,7 +66,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def gather_values(value: Any) -> list[Any]:
+def gather_values(value: object) -> list[Any]:
     """Return the values of all processes, in the order of the processes.
 
     Every process must call this function, and all functions below, at the same point of the
@@ -84,7 +85,7 @@ def gather_values(value: Any) -> list[Any]:
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def gather_arrays(tree: Any) -> Any:
+def gather_arrays(tree: Tree) -> Tree:
     """Return small arrays, which may be sharded over all processes, as complete NumPy arrays."""
     if jax.process_count() == 1:
         return jax.device_get(tree)

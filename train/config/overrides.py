@@ -17,7 +17,7 @@ class _ItemsOfName(NamedTuple):
     """The items of one name in a field with the metadata `named_items`."""
 
     field: str
-    kind: Any
+    kind: type
 
     @property
     def only(self) -> str | None:
@@ -26,10 +26,10 @@ class _ItemsOfName(NamedTuple):
         return fields[0].name if len(fields) == 1 else None
 
     @property
-    def hint(self) -> Any:
+    def hint(self) -> object:
         return (field_types(self.kind)[self.only] if self.only else self.kind) | None
 
-    def get(self, node: object) -> Any:
+    def get(self, node: object) -> object:
         item = next((x for x in getattr(node, self.field) if type(x) is self.kind), None)
         return getattr(item, self.only) if item is not None and self.only else item
 
@@ -40,7 +40,7 @@ class _ItemsOfName(NamedTuple):
         at = next((i for i, x in enumerate(items) if type(x) is self.kind), len(items))
         return (*items[:at], *new, *items[at + 1 :])
 
-    def _item(self, value: object) -> Any:
+    def _item(self, value: object) -> object:
         if not self.only:
             return value
         item = object.__new__(self.kind)
@@ -140,7 +140,7 @@ class SettingField(NamedTuple):
     name: str
     value: Any
     hint: object  # the type
-    default: Any  # `dataclasses.MISSING` if the field has none
+    default: object  # `dataclasses.MISSING` if the field has none
     owner: type  # the class of the dataclass that has the field
 
     @property
@@ -248,7 +248,7 @@ def _unset_other(node: Any, name: str) -> None:
         object.__setattr__(node, other, fields[other].default)
 
 
-def _default(hint: object) -> Any:
+def _default(hint: object) -> object:
     """Return the only dataclass that a type hint allows, with its defaults, or None."""
     kinds: list[Any] = [kind for kind in allowed_values(hint) if dataclasses.is_dataclass(kind)]
     needed = dataclasses.MISSING
@@ -293,7 +293,7 @@ def _valid(node: object, overrides: Sequence[str], name: str = "") -> Any:
         raise UserError(f"--set {' '.join(own or within)}: {error}") from error
 
 
-def _parse(text: str, hint: object, name: str) -> Any:
+def _parse(text: str, hint: object, name: str) -> object:
     for value in _readings(text):
         if fits_type(value, hint):
             return float(value) if type(value) is int and int not in allowed_values(hint) else value

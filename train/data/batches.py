@@ -115,7 +115,7 @@ class _Part(grain.MapDataset):
         return self._whole[batch * self._of + self._mine[i]]
 
 
-def _joined_chunks(chunks: Sequence[Any]) -> Any:
+def _joined_chunks(chunks: Sequence[Batch]) -> Batch:
     return jax.tree.map(lambda *parts: np.concatenate(parts), *chunks)
 
 
@@ -235,13 +235,13 @@ def _spread(samples: int, batch: int, count: int) -> np.ndarray:
     return np.linspace(0, samples - 1, count * batch).astype(int).reshape(count, batch)
 
 
-def _batch(source: Source, indices: np.ndarray) -> Any:
+def _batch(source: Source, indices: np.ndarray) -> Batch:
     return _stack([_fixed(source, i) for i in indices])
 
 
-def _fixed(source: Source, i: int) -> tuple[Any, Any]:
+def _fixed(source: Source, i: int) -> Batch:
     return source.sample(int(i), np.random.default_rng(int(i)))
 
 
-def _stack(samples: list[Any]) -> Any:
+def _stack(samples: list[Batch]) -> Batch:
     return jax.tree.map(lambda *rows: np.stack(rows), *samples)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from jaxgrow.typed import Json
 from jaxgrow.untrusted import UntrustedError, file_limits, open_regular
 from train.common.errors import UserError
 from train.data.decoding import in_folder
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _SCRIPT = Path(__file__).with_name("bounded_child.py")
 _START = 60.0  # seconds until the child has started
@@ -36,13 +39,13 @@ class BoundedChild:
       **setup: a first request, which each new process gets.
     """
 
-    def __init__(self, threads: int = 1, **setup: Any):
+    def __init__(self, threads: int = 1, **setup: object):
         self._threads = threads
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._end = lambda: None
 
-    def ask(self, what: str, size: int = 0, **request: Any) -> Any:
+    def ask(self, what: str, size: int = 0, **request: object) -> Any:
         """The answer of a job of ``bounded_child.py``.
 
         Args:
@@ -169,7 +172,7 @@ class BoundedTokenizer:
       threads: the number of threads.
     """
 
-    def __init__(self, tokenizer: Any, name: str, threads: int = 1):
+    def __init__(self, tokenizer: "Tokenizer", name: str, threads: int = 1):
         self._name = name
         self._child = BoundedChild(threads, job="load", tokenizer=tokenizer.to_str())
 
@@ -231,7 +234,7 @@ class BoundedTokenizer:
 child = BoundedChild()
 # Characters that the replacements of a tokenizer may make of one.
 _GROWTH = 64
-_tried: set[tuple[Any, ...]] = set()
+_tried: set[tuple[tuple[str, int, int], ...]] = set()
 
 
 def check_tokenizer(path: Path, files: Sequence[Path]) -> None:
@@ -263,7 +266,7 @@ def check_tokenizer(path: Path, files: Sequence[Path]) -> None:
     _tried.add(key)
 
 
-def _check_growth(about: Any, path: Path) -> None:
+def _check_growth(about: object, path: Path) -> None:
     """Refuse replacements that together multiply the length of a text."""
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = _growth(about.get(part)) if isinstance(about, dict) else 1

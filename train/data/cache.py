@@ -25,7 +25,7 @@ SUMS = Sums("SUMS", block_digest)
 _verified: dict[Path, Any] = {}
 
 
-def cache_folder(cache: str, settings: Any, content: str) -> Path:
+def cache_folder(cache: str, settings: object, content: str) -> Path:
     """The folder of a result in the cache.
 
     If there is a result for the same settings and other content, the change is said: the user may

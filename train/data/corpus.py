@@ -58,7 +58,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Corpus:
-    key: Any  # JSON value that differs if the text may have changed
+    key: object  # JSON value that differs if the text may have changed
     train: Iterator[Document]
     valid: Iterator[Document] | None  # None: hold out a part of ``train``
     counts: Counts = field(default_factory=Counts)

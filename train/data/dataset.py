@@ -7,12 +7,12 @@ sample is ``(inputs, targets)``: the model's input, and the expected output.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import jax
 import numpy as np
 
-from jaxgrow.axes import Params
+from jaxgrow.axes import Params, Tree
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
 from train.common.errors import UserError
@@ -20,7 +20,7 @@ from train.common.errors import UserError
 if TYPE_CHECKING:  # its import takes seconds
     from train.data.mixture import Mixture
 
-Batch: TypeAlias = tuple[Any, Any]  # (inputs, targets), pytrees with a leading axis
+Batch: TypeAlias = tuple[Tree, Tree]  # (inputs, targets), pytrees with a leading axis
 
 
 class Source(Protocol):

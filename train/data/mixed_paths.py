@@ -150,6 +150,6 @@ def _is_several(value: object) -> bool:
     return (text.startswith("{") or is_list) and not os.path.lexists(os.path.expanduser(value))
 
 
-def _check_path(setting: str, path: Any) -> None:
+def _check_path(setting: str, path: object) -> None:
     if not isinstance(path, str) or not path:
         raise ValueError(f"{setting} has {path!r} in place of the path of a file or folder")

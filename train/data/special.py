@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.checkpoints.io.folders import atomic_file
@@ -28,6 +28,9 @@ from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import write_record
 from train.data.decoding import in_folder, json_object, read_regular, readable_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 END = "<|endoftext|>"
 ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
@@ -61,7 +64,7 @@ class Special:
     template: str | None = None  # the chat template, for Jinja
 
 
-def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
+def special_tokens(tokenizer: "Tokenizer", folder: Path | None) -> Special:
     """The special tokens of a tokenizer.
 
     Args:
@@ -75,7 +78,7 @@ def special_tokens(tokenizer: Any, folder: Path | None) -> Special:
         return _special_tokens(tokenizer, folder)
 
 
-def _special_tokens(tokenizer: Any, folder: Path | None) -> Special:
+def _special_tokens(tokenizer: "Tokenizer", folder: Path | None) -> Special:
     own = _existing_settings(folder, _CONFIG, _MAP)
     model = _of_model(folder)
     names = {role: name for role in _ROLES if (name := _role_token(own, role)) is not None}
@@ -92,7 +95,7 @@ def _special_tokens(tokenizer: Any, folder: Path | None) -> Special:
     )
 
 
-def set_up(tokenizer: Any, folder: Path) -> None:
+def set_up(tokenizer: "Tokenizer", folder: Path) -> None:
     """Add the special tokens of a folder to its tokenizer of ``vocab.json`` and ``merges.txt``.
 
     The tokenizer then adds them to texts if a setting in the files of the folder requires it.
@@ -115,7 +118,7 @@ def set_up(tokenizer: Any, folder: Path) -> None:
     frame_as_files_say(tokenizer, folder)
 
 
-def frame_as_files_say(tokenizer: Any, folder: Path) -> None:
+def frame_as_files_say(tokenizer: "Tokenizer", folder: Path) -> None:
     """Add the tokens of ``add_bos_token`` and ``add_eos_token`` to each text.
 
     A post-processor that adds tokens is left as it is: it already describes the frame.
@@ -129,8 +132,9 @@ def frame_as_files_say(tokenizer: Any, folder: Path) -> None:
     sides = []
     for setting, role in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
         name = _role_token(own, role)
-        adds = any(file.get(setting) for file in own) and name is not None
-        sides.append(name if adds and tokenizer.token_to_id(name) is not None else None)
+        adds = any(file.get(setting) for file in own)
+        known = adds and name is not None and tokenizer.token_to_id(name) is not None
+        sides.append(name if known else None)
     if any(sides) and not any(added_tokens(tokenizer)):
         before, after = sides
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -139,7 +143,7 @@ def frame_as_files_say(tokenizer: Any, folder: Path) -> None:
         )
 
 
-def read_as_text(tokenizer: Any, folder: Path | None) -> None:
+def read_as_text(tokenizer: "Tokenizer", folder: Path | None) -> None:
     """Let a tokenizer encode the names of special tokens in a text as any other characters.
 
     A text from a file may contain ``<|endoftext|>``. It must not end a document. Only chat
@@ -160,7 +164,7 @@ def read_as_text(tokenizer: Any, folder: Path | None) -> None:
     tokenizer.encode_special_tokens = True
 
 
-def text_encoder(tokenizer: Any) -> Any:
+def text_encoder(tokenizer: "Tokenizer") -> "Tokenizer":
     """The tokenizer for texts: it gives the same ids as ``tokenizer``, but never special tokens.
 
     Some models, such as Unigram, find the names of special tokens among their own pieces. In their
@@ -189,7 +193,7 @@ def text_encoder(tokenizer: Any) -> Any:
     return copy
 
 
-def largest_vocab(tokenizer: Any) -> int:
+def largest_vocab(tokenizer: "Tokenizer") -> int:
     """One more than the largest id. Ids may have holes, so the number of tokens can be smaller."""
     before, after = added_tokens(tokenizer)
     return 1 + max((*tokenizer.get_vocab(with_added_tokens=True).values(), *before, *after))
@@ -201,14 +205,14 @@ class DocumentFrame(NamedTuple):
     begin: tuple[int, ...]
     end: tuple[int, ...]
 
-    def written(self, tokenizer: Any) -> str:
+    def written(self, tokenizer: "Tokenizer") -> str:
         """The frame in words: ``<s> .. </s>``; empty if it has no tokens."""
         names = [[tokenizer.id_to_token(i) or str(i) for i in part] for part in self]
         return " ".join((*names[0], "..", *names[1])) if any(names) else ""
 
 
 def document_frame(
-    tokenizer: Any, folder: Path | None, bos: bool | Literal["auto"] = "auto"
+    tokenizer: "Tokenizer", folder: Path | None, bos: bool | Literal["auto"] = "auto"
 ) -> DocumentFrame:
     """The frame of each document: the tokens that the tokenizer adds to a text.
 
@@ -236,7 +240,7 @@ def document_frame(
     return DocumentFrame(tuple(before) if bos else (), tuple(after))
 
 
-def document_marks(tokenizer: Any, folder: Path | None) -> DocumentFrame:
+def document_marks(tokenizer: "Tokenizer", folder: Path | None) -> DocumentFrame:
     """The tokens that begin or end a document within token ids, at most one of each.
 
     A token that has both roles ends documents. `document_frame` describes the arguments.
@@ -269,7 +273,7 @@ def copy_special_files(source: Path | None, target: Path) -> None:
         write_record(target / _GENERATION, generation | ids)
 
 
-def added_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+def added_tokens(tokenizer: "Tokenizer") -> tuple[list[int], list[int]]:
     """The tokens that the tokenizer adds before and after a text."""
     encoded = tokenizer.encode("a")
     added = encoded.special_tokens_mask
@@ -278,7 +282,7 @@ def added_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     return encoded.ids[:before], encoded.ids[len(added) - after :]
 
 
-def frame_of_pairs(tokenizer: Any) -> tuple[list[int], list[int], list[int]]:
+def frame_of_pairs(tokenizer: "Tokenizer") -> tuple[list[int], list[int], list[int]]:
     """The tokens that the tokenizer adds before, between and after two texts."""
     encoded = tokenizer.encode("a", "b")
     first = [i for i, text in enumerate(encoded.sequence_ids) if text == 0]
@@ -317,7 +321,9 @@ def _role_token(own: Sequence[Json], role: str) -> str | None:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _of_role(tokenizer: Any, own: Sequence[Json], model: Sequence[Json], role: str) -> int | None:
+def _of_role(
+    tokenizer: "Tokenizer", own: Sequence[Json], model: Sequence[Json], role: str
+) -> int | None:
     """The token that begins or ends texts.
 
     The model's files decide if the tokenizer's files do not have the role.
@@ -329,15 +335,15 @@ def _of_role(tokenizer: Any, own: Sequence[Json], model: Sequence[Json], role: s
     return next((ids[0] for ids in found if ids), None)
 
 
-def _known_ids(tokenizer: Any, given: Any) -> tuple[int, ...]:
+def _known_ids(tokenizer: "Tokenizer", given: object) -> tuple[int, ...]:
     """The ids of a setting, which is null, a number or a list; unknown ids are left out."""
-    numbers: Iterator[Any] = iter(given if isinstance(given, list) else [given])
+    numbers: Iterator[object] = iter(given if isinstance(given, list) else [given])
     return tuple(
         i for i in numbers if isinstance(i, int) and i >= 0 and tokenizer.id_to_token(i) is not None
     )
 
 
-def _first(tokenizer: Any, names: Sequence[str]) -> int | None:
+def _first(tokenizer: "Tokenizer", names: Sequence[str]) -> int | None:
     return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
 
 

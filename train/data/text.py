@@ -218,7 +218,7 @@ class _Encoding(NamedTuple):
     identity: str
     frame: DocumentFrame
     written: str  # the frame in words; empty if it has no names
-    rule: list[Any]  # JSON that differs if the same tokenizer gives other tokens or documents
+    rule: list[object]  # JSON that differs if the same tokenizer gives other tokens or documents
     marks: DocumentFrame = UNMARKED  # tokens of the corpus that begin or end documents
 
 
@@ -292,7 +292,7 @@ def read_tokens(data: Data) -> Tokens:
 
 
 def _summary(
-    read: Mapping[str, Any],
+    read: Json,
     tokens: Sequence[int],
     skipped: Mapping[str, Sequence[Path]],
     each: str,
@@ -310,7 +310,7 @@ def _summary(
     )
 
 
-def _held_out_by_name(counts: Mapping[str, int], valid_path: Any) -> str:
+def _held_out_by_name(counts: Mapping[str, int], valid_path: object) -> str:
     validated = counts.get(VALIDATION) and valid_path is None
     return (
         f"data: by their names, there are {described_splits(counts)}; training files are trained on, "
@@ -320,7 +320,7 @@ def _held_out_by_name(counts: Mapping[str, int], valid_path: Any) -> str:
 
 
 def _warnings(
-    read: Mapping[str, Any], skipped: Mapping[str, Sequence[Path]], tokenizer: str, ended: bool
+    read: Json, skipped: Mapping[str, Sequence[Path]], tokenizer: str, ended: bool
 ) -> list[str]:
     warnings = []
     if read["replaced"]:

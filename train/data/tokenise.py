@@ -26,7 +26,7 @@ from train.data.special import DocumentFrame
 from train.data.splitting import held_out
 
 # Pieces, and whether each begins its document -> (token ids of each piece, tokens around a document).
-Encode: TypeAlias = Callable[[list[Any], list[bool]], tuple[list[Any], DocumentFrame]]
+Encode: TypeAlias = Callable[[list[Any], list[bool]], tuple[list[np.ndarray], DocumentFrame]]
 # The parts of a document, whose edges are arbitrary -> pieces that are encoded one by one.
 Cut: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 

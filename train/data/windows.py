@@ -4,7 +4,7 @@ The rules of masking are those that BERT was trained with.
 """
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from jaxgrow.models.encoder import masked_positions
 from train.common.errors import UserError
 from train.data.dataset import Batch
 from train.data.special import largest_vocab
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _SPECIAL = (
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>"),
@@ -38,7 +41,7 @@ def window_segments(begins: np.ndarray, first: int, length: int) -> np.ndarray:
     return np.cumsum(new, dtype=np.int32)
 
 
-def next_tokens_of_documents(tokens: np.ndarray, segments: np.ndarray) -> tuple[Any, np.ndarray]:
+def next_tokens_of_documents(tokens: np.ndarray, segments: np.ndarray) -> Batch:
     """Split a window [T + 1] into inputs and targets.
 
     The weight of a target is 0 if it is the first token of the next document, and otherwise 1.
@@ -48,7 +51,7 @@ def next_tokens_of_documents(tokens: np.ndarray, segments: np.ndarray) -> tuple[
     return inputs, tokens[1:]
 
 
-def next_tokens(windows: Any) -> Batch:
+def next_tokens(windows: np.ndarray) -> Batch:
     """Split windows ``[..., length + 1]`` of text into inputs and targets."""
     return windows[..., :-1], windows[..., 1:]
 
@@ -71,7 +74,7 @@ class Windows:
     def __len__(self) -> int:
         return max(0, (len(self.tokens) - 1) // self.length)
 
-    def sample(self, i: int, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
+    def sample(self, i: int, rng: np.random.Generator) -> Batch:
         first = i * self.length
         tokens = np.asarray(self.tokens[first : first + self.length + 1], np.int32)
         if self.begins is None:
@@ -97,7 +100,7 @@ class Vocabulary(NamedTuple):
 BYTES = Vocabulary(256, 0xFF, frozenset({0x00, 0xC0, 0xC1, *range(0xF5, 0x100)}))
 
 
-def masking_vocabulary(tokenizer: Any) -> Vocabulary:
+def masking_vocabulary(tokenizer: "Tokenizer") -> Vocabulary:
     """The vocabulary of a `tokenizers.Tokenizer` that has a mask token.
 
     In WordPiece, ``##`` marks a token that continues a word; in byte-level BPE, ``Ġ`` marks a token

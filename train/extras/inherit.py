@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow import flops
+from jaxgrow.axes import Tree
 from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
@@ -109,7 +110,9 @@ class Teacher(Modifier):
     def program(self) -> "Teacher":
         return Teacher("", self.temperature)
 
-    def objective(self, value: jax.Array, output: jax.Array, inputs: Any, given: Any) -> jax.Array:
+    def objective(
+        self, value: jax.Array, output: jax.Array, inputs: Tree, given: Tree
+    ) -> jax.Array:
         if given is None:
             return value
         teacher, weight = given

@@ -1,9 +1,8 @@
 """Further changes of the steps of a phase: a second warm-up, ramps, short contexts and dropout."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +69,7 @@ class Rewarm(Modifier, key="rewarm"):
     def program(self) -> "Rewarm":
         return Rewarm()
 
-    def learning_rates(self, learning_rates: Tree, opt: Any, given: Any) -> Tree:
+    def learning_rates(self, learning_rates: Tree, opt: Tree, given: Tree) -> Tree:
         new, first_count = given
         return jax.tree.map(
             lambda old, count: jnp.where(count >= first_count, new, old),
@@ -121,7 +120,7 @@ class Ramp(Modifier, key="ramp"):
     def program(self) -> "Ramp":
         return Ramp(())
 
-    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
         return {} if given is None else {"keep_mask": given}
 
 
@@ -177,7 +176,7 @@ class DropUnits(Modifier, key="dropout"):
                 "leave out dropout or the others"
             )
 
-    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
         layers = jax.random.split(jax.random.fold_in(micro.key, 1), config.depth)
         of_rows = jax.vmap(jax.random.fold_in, (None, 0))
         keys = jax.vmap(lambda key: of_rows(key, micro.rows))(layers)

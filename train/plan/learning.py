@@ -7,7 +7,6 @@ another checkpoint of the same shape.
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -110,9 +109,9 @@ class Maps:
     small: Config
     large: Config
     ligo: LiGO
-    coefficients: dict[str, Any]  # in the form of `jaxgrow.operators.ligo.init_coefficients`
+    coefficients: dict[str, Tree]  # in the form of `jaxgrow.operators.ligo.init_coefficients`
 
-    def apply(self, params: Any) -> Any:
+    def apply(self, params: Params) -> Params:
         """Grow the parameters of a model of the config ``small`` to the sizes of ``large``.
 
         Raises:
@@ -149,8 +148,8 @@ def load_maps(path: Path) -> Maps:
       UserError: the file is missing, damaged, or has other content.
     """
 
-    def parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Maps:
-        coefficients: dict[str, Any] = {"depth": {}, "width": {}}
+    def parsed(about: typed.Json, arrays: dict[str, np.ndarray]) -> Maps:
+        coefficients: dict[str, Tree] = {"depth": {}, "width": {}}
         for name, m in arrays.items():
             kind, which, *role = name.split(":")
             if kind == "depth":

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import jax
 
@@ -154,7 +153,7 @@ class Compiling:
         self._spans: list[tuple[float, float]] = []  # (begin, seconds), in order
         jax.monitoring.register_event_duration_secs_listener(self._ended)
 
-    def _ended(self, event: str, duration_secs: float, **_: Any) -> None:
+    def _ended(self, event: str, duration_secs: float, **_: object) -> None:
         if not event.startswith("/jax/core/compile/"):
             return
         begin = time.monotonic() - duration_secs

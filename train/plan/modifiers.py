@@ -6,10 +6,9 @@ starts.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +34,17 @@ from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold_frozen
+from jaxgrow.typed import Json
 from train.plan.phase import Phase
-from train.plan.training import Measure, Micro, Modifier, ModifierInput, PhaseStart, Train
+from train.plan.training import (
+    Measure,
+    Micro,
+    Modifier,
+    ModifierInput,
+    PhaseStart,
+    SavedFlops,
+    Train,
+)
 from train.state.model import TrainState
 from train.state.optim import Optim
 
@@ -79,7 +87,7 @@ class KeepMasks:
         depths = (layers,) if isinstance(layers, int) else layers
         self._weights = np.ones(sum(depths)) if weights is None else weights
         self._cuts = np.cumsum(depths)[:-1]
-        self._chunk: Any = None
+        self._chunk: tuple[np.ndarray, np.ndarray, np.ndarray]
         measured = None if sensitivity is None else tuple(np.asarray(sensitivity).tolist())
         self._counts = None
         if drop.execution != "cond":
@@ -111,7 +119,7 @@ class KeepMasks:
             scale = np.broadcast_to(scale, open_.shape)
         return probs, KeepMask(open_, scale, scaling), float((open_ @ self._weights).mean())
 
-    def _padded(self, open_: np.ndarray) -> tuple[Any, float]:
+    def _padded(self, open_: np.ndarray) -> tuple[np.ndarray | tuple[np.ndarray, ...], float]:
         """Select the layers that the program of a step runs.
 
         Returns:
@@ -201,7 +209,7 @@ class DropLayers(Modifier, key="drop"):
             return _kept_on_average(self.drop, weights, *times)
         return _run_on_average(self.drop, weights, phase.config.depths, *times)
 
-    def notes(self, model: TrainState) -> dict[str, Any]:
+    def notes(self, model: TrainState) -> Json:
         s = self.drop.sensitivity
         return {
             "block_list": []
@@ -224,12 +232,12 @@ class DropLayers(Modifier, key="drop"):
     def program(self) -> "DropLayers":
         return DropLayers(LayerDrop(dropped=self.drop.dropped))
 
-    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
         return (
             {} if given is None else {"keep_mask": jax.tree.map(lambda x: x[micro.number], given)}
         )
 
-    def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
+    def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
         if given is None or self.drop.dropped != "freeze":
             return after
         return _held(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
@@ -301,10 +309,10 @@ class DropTokens(Modifier, key="tokens"):
     def check(self, phase: Train) -> None:
         self.drop.middle(phase.config.depth)
 
-    def savings(self, config: Config) -> dict[str, Any]:
+    def savings(self, config: Config) -> SavedFlops:
         return {"drop": self.drop}
 
-    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
         positions = sample_tokens(self.drop, micro.key, micro.rows, config.length)
         return {"kept_tokens": KeptTokens(positions, *self.drop.middle(config.depth))}
 
@@ -318,14 +326,14 @@ class FreezeParts(Modifier, key="freeze"):
     def check(self, phase: Train) -> None:
         self.freeze.mask(phase.config.depth)
 
-    def savings(self, config: Config) -> dict[str, Any]:
+    def savings(self, config: Config) -> SavedFlops:
         bottom = self.freeze.bottom(config.axes(), config.sizes())
         return {"frozen": bottom} if bottom else {}
 
-    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
         return self.savings(config)
 
-    def gradients(self, grads: Tree, model: TrainState, given: Any) -> Tree:
+    def gradients(self, grads: Tree, model: TrainState, given: Tree) -> Tree:
         # Frozen parameters must not count in the norm that limits the gradients of the others.
         zeros = jax.tree.map(jnp.zeros_like, grads)
         freeze = self.freeze
@@ -334,11 +342,13 @@ class FreezeParts(Modifier, key="freeze"):
             zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below
         )
 
-    def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
+    def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
         return _held(before, after, self.freeze.mask(before.config.depth), self.freeze)
 
 
-def _held(before: TrainState, after: TrainState, layers: Any, freeze: Freeze) -> TrainState:
+def _held(
+    before: TrainState, after: TrainState, layers: jax.Array | np.ndarray, freeze: Freeze
+) -> TrainState:
     """Restore frozen parameters and their optimizer state after an update.
 
     Args:

@@ -6,15 +6,25 @@ kind of phase is one class.
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import jax
+import numpy as np
 import optax
 
+from jaxgrow.axes import Tree
+from jaxgrow.models import Config
+from jaxgrow.typed import Json
+from train.data.dataset import Batch
 from train.plan.ledger import Ledger
 from train.state.model import TrainState
 
+if TYPE_CHECKING:
+    from train.plan.training import Train
+
 Models: TypeAlias = Mapping[str, TrainState]
+# A value for the log: a number, or an array.
+LogValue: TypeAlias = float | np.number | np.ndarray | jax.Array
 
 # Names of the models of a run for people.
 NAMES = {"large": "full", "small": "small", "coarse1": "coarse"}
@@ -41,9 +51,7 @@ class Context(Protocol):
     models: dict[str, TrainState]  # models that are still needed
     ledger: Ledger
     validation: dict[str, float]  # metrics of the last evaluation
-    best: dict[
-        str, Any
-    ]  # for `train.extras.fine_tune`: the best evaluation, and how many followed it
+    best: Json  # for `train.extras.fine_tune`: the best evaluation, and how many followed it
 
     @property
     def key(self) -> jax.Array:
@@ -55,7 +63,7 @@ class Context(Protocol):
         """Whether the run continues from a checkpoint in the middle of the phase."""
         ...
 
-    def begin(self, phase: "Phase", model: Any) -> None:
+    def begin(self, phase: "Phase", model: Tree) -> None:
         """Open the account of the phase; ``model`` is the model that it makes, as shapes."""
         ...
 
@@ -63,7 +71,7 @@ class Context(Protocol):
         self,
         phase: "Phase",
         function: Callable[..., TrainState],
-        *arguments: Any,
+        *arguments: Tree,
         donate: bool = False,
     ) -> tuple[TrainState, float]:
         """Compile and run ``function(phase, tx, *arguments)``, and return its result and its FLOPs.
@@ -74,15 +82,15 @@ class Context(Protocol):
         """
         ...
 
-    def train(self, phase: Any) -> TrainState:
+    def train(self, phase: "Train") -> TrainState:
         """Run the remaining steps of a `train.plan.training.Train`, and return the trained model."""
         ...
 
-    def validation_batches(self, batches: int) -> Any:
+    def validation_batches(self, batches: int) -> Batch:
         """Return micro-batches of validation data that evaluation never reads, stacked along a new axis."""
         ...
 
-    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
+    def keep(self, name: str, arrays: Tree, write: Callable[[Path, Tree], None]) -> None:
         """Write small arrays of a model to a file in the folder of the run.
 
         Args:
@@ -93,8 +101,8 @@ class Context(Protocol):
         ...
 
     def imported(
-        self, folder: str, config: Any, headless: bool = False
-    ) -> tuple[TrainState, dict[str, Any] | None]:
+        self, folder: str, config: Config, headless: bool = False
+    ) -> tuple[TrainState, Json | None]:
         """Read a model from another finished run, or from a checkpoint.
 
         Args:
@@ -113,8 +121,8 @@ class Context(Protocol):
         """Return the metrics of the task for ``model``, the main one first, and log them."""
         ...
 
-    def log(self, step: int, **values: Any) -> None: ...
-    def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]: ...
+    def log(self, step: int, **values: float | list[float]) -> None: ...
+    def finite(self, step: int, values: Mapping[str, LogValue]) -> dict[str, float]: ...
 
 
 class Phase:
@@ -170,7 +178,7 @@ class Phase:
 
     probes = 0  # number of micro-batches that the phase reads from `Context.validation_batches`
     judges = False  # whether the phase depends on the last evaluation
-    notes: Any = None  # JSON value that checkpoints record about the phase
+    notes: object = None  # JSON value that checkpoints record about the phase
     after_early_stop = False  # whether a run that stops early continues with this phase
 
     def stops(self, context: Context) -> bool:

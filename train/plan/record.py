@@ -1,7 +1,8 @@
 """The record of a run in a checkpoint, which is saved with the models."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+
+from jaxgrow.typed import Json
 
 
 @dataclass
@@ -40,7 +41,7 @@ class CostRecord:
     bytes: int = 0  # of the log
     events: dict[str, int] = field(default_factory=dict)  # of TensorBoard's files
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         content = asdict(self)
         for part in (content, *content["phases"]):
             if not part["source_tokens"]:  # the run does not use a mixture
@@ -48,7 +49,7 @@ class CostRecord:
         return content
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "CostRecord":
+    def from_json(cls, content: Json) -> "CostRecord":
         """Read the record that `as_json` wrote."""
         phases = [Account(**phase) for phase in content["phases"]]
         return cls(**dict(content, phases=phases))
@@ -81,18 +82,18 @@ class RunRecord:
     step: int = 0
     cost: CostRecord = field(default_factory=CostRecord)
     validation: dict[str, float] = field(default_factory=dict)
-    best: dict[str, Any] = field(default_factory=dict)
-    corpus: dict[str, Any] | None = None
-    groups: dict[str, Any] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)
+    best: Json = field(default_factory=dict)
+    corpus: Json | None = None
+    groups: Json = field(default_factory=dict)
+    notes: Json = field(default_factory=dict)
     skipped: int = 0
     saved: int = 0
     kept: bool = False
-    configs: dict[str, Any] = field(default_factory=dict)
-    head: dict[str, Any] = field(default_factory=dict)
-    order: dict[str, Any] = field(default_factory=dict)
+    configs: Json = field(default_factory=dict)
+    head: Json = field(default_factory=dict)
+    order: Json = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Return the record as a checkpoint stores it."""
         content = {
             "phase": self.phase,
@@ -109,7 +110,7 @@ class RunRecord:
         return content | self.notes | ({"best": self.best} if self.best else {})
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "RunRecord":
+    def from_json(cls, content: Json) -> "RunRecord":
         """Read the record of a checkpoint, without the values that only readers of it need."""
         return cls(
             content["phase"],

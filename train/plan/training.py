@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,14 @@ import optax
 
 from jaxgrow import flops
 from jaxgrow.axes import Tree
-from jaxgrow.layerdrop import Sensitivity, layer_sensitivity
+from jaxgrow.layerdrop import Sensitivity, TokenDrop, layer_sensitivity
 from jaxgrow.models import Config
 from jaxgrow.models.importance import block_influence, residual_streams
 from jaxgrow.optim import muon
 from jaxgrow.optim.completep import multipliers
 from jaxgrow.registry import Registry
-from train.plan.phase import Context, Models, Phase
+from jaxgrow.typed import Json
+from train.plan.phase import Context, LogValue, Models, Phase
 from train.state.model import TrainState, initial, loss, parameters
 from train.state.optim import Optim
 
@@ -53,10 +54,10 @@ class ModifierInput:
     """What a modifier provides to one step, on the host."""
 
     # arrays, the same on all devices; None: the modifier is inactive in the step
-    inputs: Any = None
+    inputs: Tree = None
     layers: float | None = None  # number of layers that the step runs; None: all
     flops: float = 0.0  # FLOPs of the modifier itself, in addition to the step of the model
-    log: dict[str, Any] = field(default_factory=dict)  # logged in addition to the loss
+    log: dict[str, LogValue] = field(default_factory=dict)  # logged in addition to the loss
 
 
 NOTHING = ModifierInput()
@@ -65,9 +66,16 @@ NOTHING = ModifierInput()
 class Micro(NamedTuple):
     """A micro-batch, or the part of it on one device."""
 
-    number: Any
+    number: int | jax.Array
     key: jax.Array  # random key of the step
     rows: jax.Array  # indices of its samples in the batch of the step
+
+
+class SavedFlops(TypedDict, total=False):
+    """Options of `jaxgrow.flops.train_flops` that describe the computation saved in every step."""
+
+    frozen: int
+    drop: TokenDrop
 
 
 # The modifiers that have a key, by key.
@@ -112,7 +120,7 @@ class Modifier:
         """Warnings about settings that are allowed but probably not intended."""
         return []
 
-    def savings(self, config: Config) -> dict[str, Any]:
+    def savings(self, config: Config) -> SavedFlops:
         """Options of `jaxgrow.flops.train_flops` that describe the computation saved in every step."""
         return {}
 
@@ -129,7 +137,7 @@ class Modifier:
         """Number of windows into which every sample is cut."""
         return 1
 
-    def notes(self, model: TrainState) -> dict[str, Any]:
+    def notes(self, model: TrainState) -> Json:
         """JSON values that checkpoints record about the modifier."""
         return {}
 
@@ -151,11 +159,13 @@ class Modifier:
     # Whether `objective` reads the logits, which must then be computed completely.
     reads_logits: ClassVar[bool] = False
 
-    def options(self, given: Any, micro: Micro, config: Config) -> dict[str, Any]:
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
         """Options for the call of the model."""
         return {}
 
-    def objective(self, value: jax.Array, output: jax.Array, inputs: Any, given: Any) -> jax.Array:
+    def objective(
+        self, value: jax.Array, output: jax.Array, inputs: Tree, given: Tree
+    ) -> jax.Array:
         """Return the objective to minimise.
 
         This method is called only if `reads_logits` is True.
@@ -168,15 +178,15 @@ class Modifier:
         """
         return value
 
-    def gradients(self, grads: Tree, model: TrainState, given: Any) -> Tree:
+    def gradients(self, grads: Tree, model: TrainState, given: Tree) -> Tree:
         """Return the gradients that the optimizer gets, with zeros for frozen parameters."""
         return grads
 
-    def learning_rates(self, learning_rates: Tree, opt: Any, given: Any) -> Tree:
+    def learning_rates(self, learning_rates: Tree, opt: Tree, given: Tree) -> Tree:
         """Return the learning rate of every parameter."""
         return learning_rates
 
-    def hold(self, before: TrainState, after: TrainState, given: Any) -> TrainState:
+    def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
         """Return ``after``, with the values of ``before`` where the update must not change them."""
         return after
 
@@ -236,8 +246,8 @@ class Train(Phase, writes="name"):
         return self.length // math.prod(m.windows for m in self.modifiers)
 
     @cached_property  # every step reads it
-    def _savings(self) -> dict[str, Any]:
-        savings = {}
+    def _savings(self) -> SavedFlops:
+        savings: SavedFlops = {}
         for m in self.modifiers:
             savings |= m.savings(self.config)
         return savings
@@ -320,7 +330,7 @@ class Train(Phase, writes="name"):
             initial_phase, _init, own, others, context.key, *self.given(context), donate=True
         )[0]
 
-    def given(self, context: Context) -> tuple[Any, ...]:
+    def given(self, context: Context) -> tuple[Tree, ...]:
         """Additional arguments of `start`."""
         return ()
 
@@ -331,7 +341,7 @@ def _init(
     own: Models,
     others: Models,
     key: jax.Array,
-    *given: Any,
+    *given: Tree,
 ) -> TrainState:
     """Return a model that shares no memory with ``others``, because the step donates its input."""
     return jax.tree.map(jnp.copy, phase.start({**own, **others}, tx, key, *given))
@@ -353,7 +363,7 @@ class Measure(Phase, reads=("name",), writes="name"):
     def probes(self) -> int:  # type: ignore[override]
         return self.sensitivity.batches
 
-    def measure(self, model: TrainState, batches: Any) -> TrainState:
+    def measure(self, model: TrainState, batches: Tree) -> TrainState:
         """Return ``model`` with the sensitivities of its layers on micro-batches of validation data."""
 
         def at(keep_mask, batch):
@@ -403,6 +413,6 @@ class Measure(Phase, reads=("name",), writes="name"):
 
 
 def _run_measure(
-    phase: Measure, tx: optax.GradientTransformation, model: TrainState, batches: Any
+    phase: Measure, tx: optax.GradientTransformation, model: TrainState, batches: Tree
 ) -> TrainState:
     return phase.measure(model, batches)

@@ -5,7 +5,7 @@ They coalesce, de-coalesce, interpolate, grow or import models.
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
 from jaxgrow.models.upcycling import add_router_noise, redraw_units
 from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
-from jaxgrow.typed import did_you_mean
+from jaxgrow.typed import Json, did_you_mean
 from train.plan.phase import Context, Models, Phase
 from train.state.model import TrainState, fresh_head, initial, plain
 
@@ -169,7 +169,7 @@ class Regrouping(Transform):
     _large: ClassVar[str]  # the field with the name of the larger model
 
     @property
-    def notes(self) -> dict[str, Any]:  # type: ignore[override]
+    def notes(self) -> Json:  # type: ignore[override]
         return asdict(self.grouping)
 
     def run(self, context: Context) -> TrainState:

@@ -6,13 +6,13 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxgrow import flops, sharding
+from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
@@ -34,6 +34,7 @@ from train.config.experiment import (
     experiment_json,
     with_steps,
 )
+from train.data.dataset import Batch
 from train.plan.lifetimes import after, shapes
 from train.plan.phase import Phase, spoken_phase
 from train.plan.record import RunRecord
@@ -333,7 +334,7 @@ class Trainer:
         self.saved = self.start.saved  # number of checkpoints so far
         row = self.start.skipped
         # `train.step.step.skipping`; the values are on the devices after the first step
-        self.skips: Any = np.array([self.ledger.skipped, row, row], np.int32)
+        self.skips: np.ndarray | jax.Array = np.array([self.ledger.skipped, row, row], np.int32)
 
     def run(self) -> TrainState:
         """Run all remaining phases, and return the model that the plan trains."""
@@ -402,7 +403,7 @@ class Trainer:
         phase: Train,
         done: int,
         held: Packed,
-        metrics: Mapping[str, Any],
+        metrics: Mapping[str, jax.Array],
         plan: StepPlan,
         notes: Json,
     ) -> None:
@@ -518,7 +519,7 @@ class Trainer:
     def resumed(self) -> bool:
         return self.first > 0
 
-    def begin(self, phase: Phase, model: Any) -> None:
+    def begin(self, phase: Phase, model: Tree) -> None:
         params = model.params if isinstance(model, TrainState) else model
         count = sum(x.size for x in jax.tree.leaves(params))
         self.ledger.begin(phase.label, phase.kind, phase.writes, count)
@@ -527,7 +528,7 @@ class Trainer:
         self,
         phase: Phase,
         function: Callable[..., TrainState],
-        *arguments: Any,
+        *arguments: Tree,
         donate: bool = False,
     ) -> tuple[TrainState, float]:
         with jax.set_mesh(self.mesh):
@@ -536,10 +537,10 @@ class Trainer:
             model = traced.lower().compile()(*arguments)
         return model, flops.counted(traced.jaxpr.jaxpr).total
 
-    def validation_batches(self, batches: int) -> Any:
+    def validation_batches(self, batches: int) -> Batch:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)
 
-    def keep(self, name: str, arrays: Any, write: Callable[[Path, Any], None]) -> None:
+    def keep(self, name: str, arrays: Tree, write: Callable[[Path, Tree], None]) -> None:
         arrays = gather_arrays(arrays)
         if is_first():
             write(self.folder / name, arrays)
@@ -596,7 +597,7 @@ def _mesh(experiment: Experiment) -> Mesh:
     return mesh
 
 
-def _same(what: str, value: Any) -> None:
+def _same(what: str, value: object) -> None:
     """Check that all processes have the same ``value``.
 
     Args:

@@ -1,8 +1,9 @@
 """The device mesh of a run, and the sharding of batches over it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import jax
 import numpy as np
@@ -10,12 +11,24 @@ from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxgrow.axes import Tree
 from jaxgrow.sharding import BATCH, CONTEXT
 from train.common.fields import CHANGED
 
 AXIS = "data"
 FSDP = "fsdp"
 How = Literal["mesh", "pmap"]
+
+
+class MeshDevice(Protocol):
+    """A device of JAX, also one that is only described."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def platform(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class Mesh:
         """Whether ``fsdp`` reduces gradients once per step."""
         return self.gradients == "step" and self.fsdp > 1
 
-    def over(self, devices: list[Any], how: How = "mesh") -> jax.sharding.Mesh:
+    def over(self, devices: Sequence[MeshDevice], how: How = "mesh") -> jax.sharding.Mesh:
         """Return the mesh of ``devices``.
 
         With ``pmap`` the mesh has one axis, like the results of ``pmap``. With another mesh the
@@ -132,11 +145,11 @@ class Mesh:
         return " x ".join(f"{name}={size}" for name, size in shown.items())
 
 
-def _slice(device: Any) -> int:
+def _slice(device: MeshDevice) -> int:
     return getattr(device, "slice_index", 0) or 0
 
 
-def _placed(devices: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+def _placed(devices: Sequence[MeshDevice], shape: tuple[int, ...]) -> np.ndarray:
     """Return the devices as an array of ``shape``, whose later axes communicate more.
 
     The chips of a TPU slice form a grid, or a torus if the ends of its rows are linked. Devices that
@@ -156,14 +169,14 @@ def _placed(devices: list[Any], shape: tuple[int, ...]) -> np.ndarray:
     )
 
 
-def _by_hosts(devices: list[Any], replicas: int) -> list[Any]:
+def _by_hosts(devices: Sequence[MeshDevice], replicas: int) -> Sequence[MeshDevice]:
     """Sort the devices so that the devices of each replica are adjacent.
 
     Raises:
       ValueError: the devices of a host or slice would belong to several replicas.
     """
 
-    def host(device: Any) -> tuple[int, int]:
+    def host(device: MeshDevice) -> tuple[int, int]:
         return _slice(device), device.process_index
 
     devices = sorted(devices, key=lambda d: (*host(d), d.id))
@@ -218,7 +231,7 @@ def rows(batch: int, mesh: jax.sharding.Mesh) -> np.ndarray:
     return np.unique([np.arange(batch)[part] for part in parts.values()])
 
 
-def put(batch: Any, mesh: jax.sharding.Mesh, dim: int = 0) -> Any:
+def put(batch: Tree, mesh: jax.sharding.Mesh, dim: int = 0) -> Tree:
     """Put a batch on the devices; every process passes its own `rows`.
 
     Args:

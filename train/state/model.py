@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -70,11 +70,11 @@ class TrainState:
         None if ``params`` are the parameters.
     """
 
-    params: Any
-    opt: Any
+    params: Tree
+    opt: Tree
     config: Config = struct.field(pytree_node=False)
-    sensitivity: Any = None
-    base: Any = None
+    sensitivity: Tree = None
+    base: Tree = None
     parametrisation: Parametrisation | None = struct.field(pytree_node=False, default=None)
 
     @property
@@ -158,7 +158,7 @@ def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
     return jax.tree_util.tree_map_with_path(lambda p, x: x * found[path(p)].scale, params)
 
 
-def parameters(model: TrainState) -> Any:
+def parameters(model: TrainState) -> Params:
     """Return the parameters that ``model.config`` computes with."""
     if model.parametrisation is None:
         return model.params
@@ -166,18 +166,18 @@ def parameters(model: TrainState) -> Any:
     return model.parametrisation.parameters(model.config, model.params, base)
 
 
-def plain(model: TrainState) -> Any:
+def plain(model: TrainState) -> Params:
     """Return parameters of the same function with the tree structure of ``model.config``."""
     if model.parametrisation is None:
         return model.params
     return model.parametrisation.plain(model.config, model.params, model.base)
 
 
-def logits(model: TrainState, inputs: Any, **options: Any) -> jax.Array:
+def logits(model: TrainState, inputs: Tree, **options: object) -> jax.Array:
     return model.config.module.apply({"params": parameters(model)}, inputs, **options)  # type: ignore[return-value]
 
 
-def scores(model: TrainState, batch: Batch, **options: Any) -> tuple[jax.Array, jax.Array]:
+def scores(model: TrainState, batch: Batch, **options: object) -> tuple[jax.Array, jax.Array]:
     """Return ``(mean loss, accuracy)`` of a batch.
 
     The loss is the cross-entropy, and a prediction is correct if the target is the most likely
@@ -199,7 +199,7 @@ def scores(model: TrainState, batch: Batch, **options: Any) -> tuple[jax.Array, 
     return cross_entropy(output, targets), (output.argmax(-1) == classes).mean()
 
 
-def target_weights(inputs: Any) -> jax.Array | None:
+def target_weights(inputs: Tree) -> jax.Array | None:
     """Return the weights of the targets of a batch, float [B, T]; None: all targets count alike."""
     return inputs.get("weights") if isinstance(inputs, Mapping) else None
 

@@ -4,8 +4,6 @@ The optimizer state has a few scalars for each parameter. As separate leaves, ea
 an argument and a result of every step, and would occupy a separate buffer.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -24,10 +22,10 @@ class Packed:
       structure: tree structure of the model.
     """
 
-    arrays: list[Any]
-    scalars: dict[str, Any]
+    arrays: list[jax.Array]
+    scalars: dict[str, jax.Array]
     dtypes: tuple[str | None, ...] = struct.field(pytree_node=False)
-    structure: Any = struct.field(pytree_node=False)
+    structure: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
 
     @property
     def model(self) -> TrainState:
@@ -47,7 +45,7 @@ def packed(model: TrainState) -> Packed:
     leaves, structure = jax.tree.flatten(model)
     dtypes = tuple(None if jnp.ndim(x) else jnp.result_type(x).name for x in leaves)
     arrays = [x for x, name in zip(leaves, dtypes, strict=True) if name is None]
-    scalars: dict[str, list[Any]] = {}
+    scalars: dict[str, list[jax.Array]] = {}
     for x, name in zip(leaves, dtypes, strict=True):
         if name is not None:
             scalars.setdefault(name, []).append(x)
@@ -55,7 +53,7 @@ def packed(model: TrainState) -> Packed:
 
 
 @jax.jit
-def _stack_scalars(scalars: dict[str, list[Any]]) -> dict[str, jax.Array]:
+def _stack_scalars(scalars: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
     return jax.tree.map(jnp.stack, scalars, is_leaf=lambda x: isinstance(x, list))
 
 

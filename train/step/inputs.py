@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
+from train.plan.phase import LogValue
 from train.plan.training import PhaseStart, Train
 from train.state.model import TrainState
 from train.state.optim import learning_rate
@@ -20,7 +20,7 @@ class StepPlan:
     inputs: StepInputs
     flops: float
     layers: float  # number of layers that the step runs
-    log: dict[str, Any]  # logged values besides the loss
+    log: dict[str, LogValue]  # logged values besides the loss
 
 
 def step_plans(

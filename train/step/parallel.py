@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -82,7 +81,7 @@ def _of_the_batch(make: Callable[..., Callable], mesh: jax.sharding.Mesh) -> Cal
 
     def spread(state, batch, *rest):
         specs = (P(), P(AXIS), *[P()] * len(rest))
-        how: dict[str, Any] = (
+        how: dict[str, set[str]] = (
             {"axis_names": {AXIS}} if math.prod(mesh.shape.values()) > mesh.shape[AXIS] else {}
         )
         of_its_part = jax.shard_map(

@@ -6,7 +6,6 @@ that share a program (seed, learning rate, number of steps) are arguments of the
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import jax
 import optax
@@ -41,10 +40,10 @@ def evaluation(accumulate: int, how: How, mesh: Mesh) -> Callable:
     return mapped(partial(eval_step, accumulate), how, mesh)
 
 
-_USED: set[Any] = set()
+_USED: set[tuple[object, ...]] = set()
 
 
-def unused(*about: Any) -> bool:
+def unused(*about: object) -> bool:
     """Return whether this process has not yet trained with these settings, so that it compiles.
 
     The answer is only for the screen.

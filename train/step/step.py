@@ -36,19 +36,19 @@ from train.state.model import (
 from train.state.packing import Packed, packed
 
 # The modifiers of a phase, each with its inputs of this step.
-Pairs: TypeAlias = Sequence[tuple[Modifier, Any]]
+Pairs: TypeAlias = Sequence[tuple[Modifier, Tree]]
 
 
 @struct.dataclass
 class StepInputs:
     """Inputs of a step besides model and batch, equal on all devices."""
 
-    lr: Any
-    number: Any = np.uint32(0)  # index of the step; random numbers depend on it
-    seed: Any = np.uint32(0)  # seed of the run; random numbers depend on it
-    given: tuple[Any, ...] = ()  # inputs of each modifier
+    lr: jax.typing.ArrayLike
+    number: jax.typing.ArrayLike = np.uint32(0)  # index of the step; random numbers depend on it
+    seed: jax.typing.ArrayLike = np.uint32(0)  # seed of the run; random numbers depend on it
+    given: tuple[Tree, ...] = ()  # inputs of each modifier
     # For steps that may be skipped: the numbers of skipped steps so far, as `skipping` returns them.
-    skips: Any = None
+    skips: Tree = None
 
 
 def train_step(
@@ -181,7 +181,7 @@ def gradients(
       pairs: modifiers of the phase, each with its inputs of this step.
     """
 
-    def gradient(batch: Batch, rows: jax.Array, number: Any):
+    def gradient(batch: Batch, rows: jax.Array, number: int | jax.Array):
         micro = Micro(number, key, rows)
         (_, value), grads = jax.value_and_grad(
             lambda params: _objective(replace(model, params=params), batch, micro, pairs),
@@ -247,7 +247,7 @@ def gradients_once(
         return added / jax.lax.axis_size(FSDP)
 
     def own(
-        params: Tree, batch: Batch, rows: jax.Array, key: jax.Array, given: Any
+        params: Tree, batch: Batch, rows: jax.Array, key: jax.Array, given: Tree
     ) -> tuple[jax.Array, Tree]:
         whole = replace(model, params=jax.tree.map(gather, params, lies, narrow), opt=None)
         found = [(modifier, g) for (modifier, _), g in zip(pairs, given, strict=True)]
@@ -281,7 +281,7 @@ def updated(
     model: TrainState,
     grads: Tree,
     tx: optax.GradientTransformationExtraArgs,
-    lr: Any,
+    lr: jax.typing.ArrayLike,
     pairs: Pairs,
 ) -> TrainState:
     """Return ``model`` after one update of the optimizer."""
@@ -320,7 +320,7 @@ def eval_step(accumulate: int = 1, axis: str | None = None):
     return step
 
 
-def evaluated(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def evaluated(batches: Sequence[Mapping[str, jax.typing.ArrayLike]]) -> dict[str, float]:
     """Return the mean of each value of `eval_step` over batches of the same number of targets."""
     found = jax.tree.map(lambda *x: np.mean(x), *batches)
     weight = found.pop("weight", None)

@@ -8,10 +8,11 @@ takes precedence. ``result.json`` and the rows of benchmarks record both.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
+
+from jaxgrow.axes import Tree
 
 # In a loop, collectives of one iteration overlap with compute of the neighbouring iterations. JAX
 # 0.11 has other names for these options, and refuses the old ones.
@@ -78,7 +79,7 @@ def options_once() -> dict[str, bool | int | str]:
     return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else {}
 
 
-def recorded(mesh: Mesh) -> dict[str, Any]:
+def recorded(mesh: Mesh) -> dict[str, object]:
     """Return the XLA settings that results record: `options` and the variable XLA_FLAGS."""
     return {"options": options(mesh), "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
@@ -119,7 +120,7 @@ class Profile:
         self._done = 0
         self._tracing = False
 
-    def step(self, results: Any) -> None:
+    def step(self, results: Tree) -> None:
         """Count one step, and start or stop the trace when its turn has come.
 
         Args:

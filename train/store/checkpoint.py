@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,9 @@ from train.plan.record import RunRecord
 from train.state.model import TrainState, shardings
 from train.store import intact
 from train.store.intact import KEPT, LOG, SAVING, STEP
+
+if TYPE_CHECKING:  # its import takes seconds
+    from train.data.batches import Stream
 
 
 class Checkpoints:
@@ -69,7 +72,9 @@ class Checkpoints:
         self._sealing = ThreadPoolExecutor(1, "seal")
         self._sealed: Future[None] | None = None
 
-    def save(self, step: int, models: dict[str, TrainState], data: Any, record: RunRecord) -> None:
+    def save(
+        self, step: int, models: dict[str, TrainState], data: "Stream", record: RunRecord
+    ) -> None:
         """Start saving a checkpoint, after the previous save has finished.
 
         The function returns as soon as the arrays may change.
@@ -89,7 +94,7 @@ class Checkpoints:
             saving = ocp.save_checkpointables_async(
                 str(new),
                 {"models": arrays},
-                custom_metadata=record.as_json() | {"data": data.get_state()},
+                custom_metadata=dict(record.as_json(), data=data.get_state()),
             )
 
         def finish() -> None:
@@ -136,7 +141,7 @@ class Checkpoints:
                 intact.delete_replaced(path)
 
     def restore(
-        self, shapes: Callable[[RunRecord], dict[str, TrainState]], data: Any, mesh: Mesh
+        self, shapes: Callable[[RunRecord], dict[str, TrainState]], data: "Stream", mesh: Mesh
     ) -> tuple[dict[str, TrainState], RunRecord] | None:
         """Load the newest intact checkpoint.
 
@@ -286,7 +291,7 @@ def read_models(
     return models, position
 
 
-def _check_squares(where: Path, models: Any) -> None:
+def _check_squares(where: Path, models: Tree) -> None:
     """Refuse second moments that no training makes. An infinite one would freeze its weight."""
     squares = {
         jax.tree_util.keystr(path, simple=True, separator="/"): x

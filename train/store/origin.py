@@ -9,11 +9,12 @@ checkpoint, which it does before its first step, each start reads the other run 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import Mesh
 
+from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.typed import Json
 from train.common.errors import UserError
@@ -27,6 +28,9 @@ from train.state.model import TrainState
 from train.store import checkpoint, intact
 from train.store.seen import Order
 from train.store.workdir import Workdir
+
+if TYPE_CHECKING:  # its import takes seconds
+    from train.data.batches import Stream
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def source_record(origin: Origin) -> RunRecord:
 def restored_origin(
     origin: Origin,
     experiment: Experiment,
-    data: Any,
+    data: "Stream",
     identity: Json,
     mesh: Mesh,
     order: Order,
@@ -217,7 +221,7 @@ def _check_models(saved: Json, expected: Mapping[str, TrainState], origin: Origi
             )
 
 
-def _leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def _leaf_shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): tuple(x.shape) for path, x in leaves

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -23,6 +23,7 @@ from train.common.errors import Diverged, UserError
 from train.common.hosts import is_first
 from train.common.output import note, say
 from train.plan.ledger import Ledger
+from train.plan.phase import LogValue
 from train.plan.record import CostRecord
 from train.store.trackers import TensorBoard, Tracker
 from train.store.workdir import Workdir
@@ -63,9 +64,9 @@ class Recorder:
         self.ledger = Ledger(record)
         self.progress = Progress(flops, self.ledger.flops, run)
         self._files = _Files(self._workdir, record, trackers) if is_first() else None
-        self._waiting: tuple[int, dict[str, float], Mapping[str, Any]] | None = None
+        self._waiting: tuple[int, dict[str, float], Mapping[str, LogValue]] | None = None
 
-    def step(self, step: int, metrics: Mapping[str, Any], log: Mapping[str, Any]) -> None:
+    def step(self, step: int, metrics: Mapping[str, LogValue], log: Mapping[str, LogValue]) -> None:
         """Schedule a line of training for the log.
 
         The line is written at the next call or at `flush`, so that the device does not wait for the
@@ -86,12 +87,12 @@ class Recorder:
         lists = {}
         for name, value in values.items():
             if np.ndim(value) and name != "skips":
-                lists[name] = [round(float(x), 4) for x in value]
+                lists[name] = [round(float(x), 4) for x in np.asarray(value)]
         numbers = self.settled(step, {k: v for k, v in values.items() if k not in lists})
         self._write(step, totals, {**numbers, **lists})
         self.progress.show(step, totals, numbers.get("loss"))
 
-    def settled(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+    def settled(self, step: int, metrics: Mapping[str, LogValue]) -> dict[str, float]:
         """Count the steps that were skipped up to ``step``, and return its metrics as floats.
 
         If the step itself was skipped, the metrics do not contain its loss.
@@ -106,7 +107,7 @@ class Recorder:
         values = dict(metrics)
         if (skips := values.pop("skips", None)) is None:
             return self.finite(step, values)
-        total, row, longest = map(int, skips)
+        total, row, longest = map(int, np.asarray(skips))
         account = self.ledger.phases[-1]
         account.skipped += total - self.ledger.skipped
         if longest > self._most_skipped:
@@ -143,7 +144,7 @@ class Recorder:
         tagged = {f"{account.model}/{k}": v for k, v in flat.items()} | totals
         self._files.write({"phase": account.phase, "step": step, **totals, **values}, steps, tagged)
 
-    def finite(self, step: int, values: Mapping[str, Any]) -> dict[str, float]:
+    def finite(self, step: int, values: Mapping[str, LogValue]) -> dict[str, float]:
         """Convert the values to floats.
 
         Raises:

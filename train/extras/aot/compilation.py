@@ -21,7 +21,7 @@ from train.extras.aot.machines import Machine
 from train.extras.aot.roofline import Roofline, flops_beside, program_kernels, sum_kernels
 from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
-from train.plan.phase import Phase
+from train.plan.phase import LogValue, Phase
 from train.plan.training import PhaseStart, Train
 from train.state.mesh import batch_sharding, replicated_sharding, token_devices
 from train.state.model import TrainState, shardings
@@ -254,7 +254,7 @@ class AotRun:
 
     def log(self, step: int, **values: object) -> None: ...
 
-    def finite(self, step: int, values: Mapping[str, jax.Array]) -> dict[str, float]:
+    def finite(self, step: int, values: Mapping[str, LogValue]) -> dict[str, float]:
         return {k: float(v) for k, v in values.items()}
 
     # --- compiling ---
@@ -291,14 +291,14 @@ class AotRun:
 
     def _compiled(
         self,
-        program: Any,
+        program: jax.stages.Wrapped,
         arguments: Tree,
         what: str,
         steps: int,
         tokens: int,
         cost: float | None = None,
         models: Sequence[TrainState] | None = None,
-    ) -> tuple[Any, float]:
+    ) -> tuple[Tree, float]:
         """Compile a program, record it, and return ``(shapes of the first result, FLOPs)``.
 
         It records the size of the parameters of ``models``; by default, of the models in

@@ -11,10 +11,13 @@ JAX is imported on the first use, because `train.arguments` checks the name of a
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxgrow.typed import did_you_mean
 from train.common.errors import UserError
+
+if TYPE_CHECKING:  # it imports JAX
+    from train.state.mesh import MeshDevice
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ CHIPS = {
 class Machine:
     name: str
     chip: Chip
-    devices: tuple[Any, ...]
+    devices: "tuple[MeshDevice, ...]"
     # Number of hosts. All hosts have the same number of devices. A TPU slice counts as one host.
     hosts: int = 1
     # Bytes of a device that XLA may use, if they are fewer than the device has.
@@ -211,7 +214,7 @@ def common_machine() -> Machine:
     return replace(here, limit=min(limits, default=None))
 
 
-def _cpus(count: int) -> tuple[Any, ...]:
+def _cpus(count: int) -> "tuple[MeshDevice, ...]":
     import jax
 
     with contextlib.suppress(RuntimeError):  # JAX has created its CPU devices already
