@@ -6,7 +6,7 @@ kind of phase is one class.
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -19,8 +19,6 @@ from train.data.dataset import Batch
 from train.plan.ledger import Ledger
 from train.state.model import TrainState
 
-if TYPE_CHECKING:
-    from train.plan.training import Train
 
 Models: TypeAlias = Mapping[str, TrainState]
 # A value for the log: a number, or an array.
@@ -82,7 +80,7 @@ class Context(Protocol):
         """
         ...
 
-    def train(self, phase: "Train") -> TrainState:
+    def train(self, phase: Any) -> TrainState:
         """Run the remaining steps of a `train.plan.training.Train`, and return the trained model."""
         ...
 
