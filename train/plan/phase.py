@@ -19,7 +19,6 @@ from train.data.dataset import Batch
 from train.plan.ledger import Ledger
 from train.state.model import TrainState
 
-
 Models: TypeAlias = Mapping[str, TrainState]
 # A value for the log: a number, or an array.
 LogValue: TypeAlias = float | np.number | np.ndarray | jax.Array
