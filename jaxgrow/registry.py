@@ -31,12 +31,15 @@ class Registry(Mapping[str, T]):
         self._added: dict[str, T] = {}
 
     def add(self, name: str, value: T) -> None:
-        """Add a value.
+        """Add a value. A class that is defined again replaces its old definition.
 
         Raises:
-          ValueError: a value of this name was added before.
+          ValueError: another value of this name was added before.
         """
-        if name in self._added:
+        known = self._added.get(name)
+        # A file of configs is executed each time that one of its configs is loaded.
+        again = isinstance(known, type) and known.__qualname__ == getattr(value, "__qualname__", "")
+        if known is not None and not again:
             raise ValueError(f"the {self.kind} {name} is registered already: choose another name")
         self._added[name] = value
 

@@ -172,7 +172,11 @@ class Config:
         Config.families.add(cls.__name__, cls)
 
     def __post_init__(self):
-        wrong = [f"{n} is {size}, less than 1" for n, size in self.integers().items() if size < 1]
+        wrong = [
+            f"{n} is {size}, less than {int(axis_kind(n) not in self.optional)}"
+            for n, size in self.integers().items()
+            if size < 1
+        ]
         if wrong:
             raise ValueError(f"{type(self).__name__}: {', '.join(wrong)}")
         for f in fields(self):

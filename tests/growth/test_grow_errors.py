@@ -583,7 +583,7 @@ def test_what_is_no_mapping_is_told_what_it_should_be():
         coalesce(3, heads="far")
     with pytest.raises(TypeError, match=r"prune: target has 'layers': 2\.0 of type float"):
         prune(LARGE, {"layers": 2.0}, {})
-    with pytest.raises(TypeError, match="keep: sizes is None of type NoneType"):
+    with pytest.raises(TypeError, match="keep_units: sizes is None of type NoneType"):
         keep_units(None, {})
     assert stack(LARGE, {"layers": np.int64(10)})["layers"].new == 10
 

@@ -347,7 +347,7 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("model.tied=1", "expected bool, but got '1'"),
         ("optim.peak_lr=fast", "expected float, but got 'fast'"),
         ("parallel=tpu", "expected 'mesh' or 'pmap', but got 'tpu'"),
-        ("method=VCycle", "expected Scratch or Continue or FineTune or VCycle"),
+        ("method=VCycle", "expected Method, but got"),
         ("method.up=(1, 2)", "expected tuple[TrainStage, ...], but got '(1, 2)'"),
         (
             "method.moments_up=most",
