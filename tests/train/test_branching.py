@@ -111,7 +111,7 @@ def test_other_data_start_from_the_beginning_and_a_line_says_so(tmp_path, capsys
 KILLING = """
 import os, signal, sys
 from train import pretrain
-from train.step import trainer
+from train.run import trainer
 from train.store.checkpoint import Checkpoints
 from train.store import origin
 where = sys.argv.pop(1)

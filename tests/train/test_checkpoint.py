@@ -1,6 +1,5 @@
 """Damaged checkpoints are detected and reported, and the newest intact checkpoint is used."""
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -389,24 +388,6 @@ def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatc
                 step, {"large": model(step)}, position(step), replace(RECORD, step=step)
             )
     assert not (tmp_path / "6").exists()
-
-
-def test_a_finished_run_needs_an_intact_last_checkpoint(saved, tmp_path):
-    """The recorded cost belongs to the last checkpoint, so no earlier checkpoint can replace it."""
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "result.json").write_text(json.dumps({"model": runs.MODEL.as_json(), "steps": 6}))
-    read = imported_model(tmp_path, runs.MODEL, runs.mesh())[0]
-    np.testing.assert_array_equal(
-        read.params["token_embedding"], model(6).params["token_embedding"]
-    )
-    flip(max(files(tmp_path / "checkpoints" / "6"), key=lambda path: path.stat().st_size))
-    with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(6: \S+ has changed\)"):
-        imported_model(tmp_path, runs.MODEL, runs.mesh())
-    with pytest.raises(
-        CheckpointError,
-        match=r"is neither a finished run nor a Hugging Face folder. A run writes jaxgrow\.json",
-    ):
-        open_checkpoint(tmp_path)  # An old version did not export its parameters.
 
 
 def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):

@@ -129,7 +129,7 @@ def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch,
         after = f"{before} changed"
         other = with_value(there, name, after)
         (run.folder / "config.json").write_text(json.dumps(there | {"corpus": {"name": "x"}}))
-        monkeypatch.setattr("train.store.workdir.as_json", lambda _, other=other: other)
+        monkeypatch.setattr("train.store.workdir.experiment_json", lambda _, other=other: other)
         kind = "objective" if name in binding_settings(experiment) else class_of(name, there)
         found.add(kind)
         if kind == "objective":

@@ -337,7 +337,7 @@ def test_a_kill_during_the_export_is_repaired(tmp_path, monkeypatch):
     def dies(*_):
         raise runs.Killed
 
-    for at in ("seal", "_put"):
+    for at in ("seal", "_move_export"):
         with monkeypatch.context() as patch:
             patch.setattr(orbax, at, dies)
             with pytest.raises(runs.Killed):
