@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,16 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxgrow.axes.names import Tree
 from jaxgrow.layerdrop.execution import KeepMask
 
 Measure: TypeAlias = Literal["loss_delta", "taylor"]
-Batch: TypeAlias = Tree  # a pytree of arrays, the input of the loss
+Batch: TypeAlias = Any  # a pytree of arrays, the input of the loss
 Loss: TypeAlias = Callable[[KeepMask | None, Batch], jax.Array]
 
 # JAX does not annotate these functions.
 Slope: TypeAlias = Callable[[jax.Array], jax.Array]
 _grad: Callable[[Slope], Slope] = jax.grad  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-_map: Callable[[Callable[[Tree], jax.Array], Tree], jax.Array] = lax.map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_map: Callable[[Callable[[Any], jax.Array], Any], jax.Array] = lax.map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 @dataclass(frozen=True)
