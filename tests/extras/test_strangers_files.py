@@ -381,7 +381,7 @@ def test_names_in_files_cannot_control_the_terminal(tmp_path, capsys):
 
 def test_warnings_and_logs_about_files_cannot_control_the_terminal(tmp_path):
     """Libraries warn about names in files."""
-    code = "import logging, sys, warnings; from jaxgrow.cli import completion, program\n"
+    code = "import logging, sys, warnings; from jaxgrow.cli import program; from jaxgrow.extras.commands import completion\n"
     code += "def run(a): warnings.warn(chr(27)); logging.getLogger('x').error('%s', chr(27))\n"
     code += "completion.run_completion = run; program.main(['completion', 'bash'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -22,11 +22,11 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.untrusted import using_limits
 from train import generate, pretrain
-from train.common import hosts
 from train.config.experiment import Experiment, check_experiment, load_experiment
 from train.config.overrides import with_overrides
 from train.data import tokenizers
 from train.data.text import Data, training_text
+from train.extras import joining
 from train.extras.advice.fits import Measured, fit_savings
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.images.images import Images
@@ -770,12 +770,12 @@ OTHERS = [
         if "set optim.name as in that run" in said else words),
     Case("does not fit {len(devices)} devices", lambda p: Mesh(data=3).over(jax.devices()),
          lambda p, said: Mesh(data=int(part(r"fit (\d)", said))).over(jax.devices())),
-    Case("belong together: give all three", lambda p: hosts._check("a:1", None, 0),
-         lambda p, said: [hosts._check("a:1", 1, 0), hosts._check(None, None, None)]),
-    Case("must be HOST:PORT", lambda p: hosts._check("a", 1, 0),
-         lambda p, said: hosts._check("a:1", 1, 0)),
-    Case("--process must be between", lambda p: hosts._check("a:1", 2, 2),
-         lambda p, said: hosts._check("a:1", 2, int(part(r"and (\d)", said)))),
+    Case("belong together: give all three", lambda p: joining._check("a:1", None, 0),
+         lambda p, said: [joining._check("a:1", 1, 0), joining._check(None, None, None)]),
+    Case("must be HOST:PORT", lambda p: joining._check("a", 1, 0),
+         lambda p, said: joining._check("a:1", 1, 0)),
+    Case("--process must be between", lambda p: joining._check("a:1", 2, 2),
+         lambda p, said: joining._check("a:1", 2, int(part(r"and (\d)", said)))),
     cli("--at asks for", f"{SCALING} --at 5e9:50", lambda words, said: [
         *words[:-1], "5e9:" + part(r"comparisons have (\S+),", said)]),
     Case("no comparison has several seeds", lambda p: fit_savings([]), lambda p, said: fit_savings([

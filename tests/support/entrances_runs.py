@@ -188,13 +188,13 @@ def _predicted(folder: Path) -> None:
         folder.parent / "out" / "a.tsv",
     ]
     # The model itself is not a part of the attack.
-    outputs = mock.patch.object(predict, "outputs", lambda *rest: np.zeros((len(rest[2]), 2)))
+    outputs = mock.patch.object(predict, "model_outputs", lambda *rest: np.zeros((len(rest[2]), 2)))
     with outputs, mock.patch.object(sys, "argv", ["predict", *map(str, names)]):
         predict.main()
 
 
 def _scored(folder: Path) -> Any:
-    with mock.patch.object(tasks, "score", lambda model, task: {"validation": {"a": 1.0}}):
+    with mock.patch.object(tasks, "score_model", lambda model, task: {"validation": {"a": 1.0}}):
         return tasks.evaluate_tasks(folder / "run", ["cola"], folder)
 
 
