@@ -47,7 +47,6 @@ COPIED = {name: "its bytes are copied" for name in ("truncated", "wrong type", "
 UNREAD_LOG = COPIED | {"too large": "it is cut to the size in the checkpoint"}
 LEFT_OUT = {name: "it is left out" for name in ("link", "loop", "FIFO", "missing")}
 NAMED_BY_USER = {name: "the user named the file" for name in ("link", "link of the parent")}
-HEAD = {name: "a run that has no result has no head" for name in ("missing", "loop", "FIFO")}
 LINE = '{"phase": "train", "step": 1}\n'
 
 
@@ -303,9 +302,6 @@ SUBJECTS: dict[str, Subject] = {
     "log to branch": Subject(_run("metrics.jsonl"), _branched, harmless=LINKED | UNREAD_LOG),
     "table to predict": Subject(_finetuned("table.tsv"), _predicted, harmless=NAMED_BY_USER),
     "config.json to predict": Subject(_finetuned("config.json"), _predicted, harmless=LINKED),
-    "result.json to predict": Subject(
-        _finetuned("result.json"), _predicted, harmless=LINKED | HEAD
-    ),
     "tokenizer_config.json to evaluate": Subject(
         _finetuned("tokenizer_config.json"),
         _scored,
@@ -396,9 +392,7 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/tasks.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),
     "train/ligo_maps.py::_apply": attacked("tokenizer.json"),
-    "train/predict.py::main": attacked(
-        "table to predict", "config.json to predict", "result.json to predict"
-    ),
+    "train/predict.py::main": attacked("table to predict", "config.json to predict"),
     "train/preflight.py::_checked_programs": trusted(CONFIG),
     "train/pretrain.py::main": trusted(CONFIG),
     "train/race.py::main": ours(NAMED),
