@@ -55,6 +55,9 @@ class Registry(Mapping[str, T]):
             import_module(self._modules()[name].partition(":")[0])
         return self._added[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._added or name in self._modules()
+
     def __iter__(self) -> Iterator[str]:
         return iter({**self._added, **self._modules()})
 

@@ -44,24 +44,14 @@ measured = Counter()  # seconds of each file in this run
 
 def pytest_addoption(parser):
     parser.addoption("--measure", action="store_true", help=f"write {DURATIONS.name}")
-    parser.addoption("--part", help="I/N: run each N-th test, from the I-th on")
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     for item in items:
         if "extras" in item.path.parts:
             item.add_marker("extra")
     seconds = json.loads(DURATIONS.read_text())
     items.sort(key=lambda item: -seconds.get(item.path.stem, 0))
-
-
-@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
-def pytest_keep_part(config, items):
-    """Drop the other parts of the tests that the markers select."""
-    if part := config.getoption("--part"):
-        first, parts = map(int, part.split("/"))
-        config.hook.pytest_deselected(items=[x for i, x in enumerate(items) if i % parts != first])
-        items[:] = items[first::parts]
 
 
 def pytest_runtest_logreport(report):
