@@ -298,7 +298,7 @@ def _planned_content(source: Source, roots: Sequence[Checkpoint], output: Output
     if output.is_hf(roots):
         old = hf_config
         family, hf_config = storage.family_for(
-            source.config, old, {**(head or {}), **(output.settings or {})} or None
+            source.config, old, {**head, **output.settings} or None
         )
         for tensor in storage.planned_tensors(source, family):
             stored[tensor.dtype.name] += tensor.size

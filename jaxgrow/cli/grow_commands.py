@@ -10,14 +10,12 @@ from jaxgrow.checkpoints import Cast, CheckpointError, Source, Upcycled, open_ch
 from jaxgrow.checkpoints.hf.upcycled import Single
 from jaxgrow.checkpoints.rounding import rounding_notes
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
+from jaxgrow.cli.methods import OPTIMIZER_POLICIES
 from jaxgrow.cli.new_sizes import given_sizes, target_sizes
 from jaxgrow.cli.other_formats import format_of
 from jaxgrow.cli.writing import full_record, output_of, report_written, transform_model
 from jaxgrow.growth.maps import Growth
 from jaxgrow.typed import Json
-
-# The policies for the optimizer state of a PyTorch run.
-POLICIES = ("copy", "exact", "asymmetric")
 
 
 def run_grow(a: argparse.Namespace) -> None:
@@ -30,7 +28,9 @@ def run_grow(a: argparse.Namespace) -> None:
     if (other := format_of(a.src, a)) is not None:
         return other.grow(a)
     if a.optimizer in (None, "drop"):
-        dropped = f"the optimizer state is dropped without --optimizer {', '.join(POLICIES)}"
+        dropped = (
+            f"the optimizer state is dropped without --optimizer {', '.join(OPTIMIZER_POLICIES)}"
+        )
         refuse_options(a, dropped, "optimizer_state")
     refuse_options(a, "only checkpoints of other trainers need it", "head_dim")
     source = open_checkpoint(a.src)

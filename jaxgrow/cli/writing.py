@@ -40,13 +40,13 @@ def transform_model(
     notes: Sequence[str] = (),
     **facts: object,
 ) -> None:
-    """Write a grown model with its LoRA and optimizer state, and print what was written.
+    """Write a grown model with its LoRA and optimizer state, and print a summary.
 
     Args:
       a: the parsed arguments.
       root: the model.
       growth: the growth.
-      arguments: the arguments of the growth, for the record in DST.
+      arguments: the arguments of the growth. The file ``jaxgrow.json`` in DST records them.
       notes: remarks about the growth.
       **facts: further entries of the JSON output.
     """
@@ -85,7 +85,7 @@ def transform_model(
 
 
 def _write_lora(a: argparse.Namespace, root: Checkpoint, growth: Growth) -> None:
-    """Write a grown LoRA without its model, and print what was written."""
+    """Write a grown LoRA without its model, and print a summary."""
     if a.lora is None:
         raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
     why = "--lora-only writes no model, to which this applies"
@@ -111,7 +111,7 @@ def _write_lora(a: argparse.Namespace, root: Checkpoint, growth: Growth) -> None
 def write_model(
     a: argparse.Namespace, model: Source, arguments: Json, notes: Sequence[str] = ()
 ) -> None:
-    """Write a model to DST and print what was written; the arguments are as for `transform_model`."""
+    """Write a model to DST and print a summary; the arguments are as for `transform_model`."""
     record = full_record(a, arguments)
     with errors_with_options():
         written = checkpoints.write(model, output_of(a), record)
@@ -119,7 +119,7 @@ def write_model(
 
 
 def full_record(a: argparse.Namespace, arguments: Json, growth: Growth | None = None) -> Json:
-    """What ``jaxgrow.json`` records: the command, its arguments, and the new layers, if there are some."""
+    """The content of ``jaxgrow.json``: the command, its arguments, and the indices of new layers."""
     dtype = {} if a.dtype is None else {"dtype": a.dtype}
     record: Json = {"operator": a.command, "arguments": arguments | dtype}
     return record | ({} if growth is None else new_layers_entry(growth))
@@ -142,12 +142,12 @@ def report_written(
     rounded: Sequence[str] = (),
     **facts: object,
 ) -> None:
-    """Print what was written.
+    """Print a summary of a written checkpoint.
 
     Args:
       a: the parsed arguments.
       written: the written checkpoint.
-      record: what ``jaxgrow.json`` records.
+      record: the content of ``jaxgrow.json`` (`full_record`).
       notes: remarks for the user.
       rounded: remarks about rounding.
       **facts: further entries of the JSON output. ``keeps`` is also printed as text: whether the

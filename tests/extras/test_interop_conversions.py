@@ -80,7 +80,7 @@ def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     # Such models classify by the last token, if the padding token is known.
     decides = config.predicts == "classes" and config.causal
     checkpoints.save(
-        tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else None
+        tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else {}
     )
     assert checkpoints.load(tmp_path / "b")[0] == config
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Which tensor of a file is which tensor of a model?"""
+"""How are the names of the tensors in files matched to the leaves of a model?"""
 
 import itertools
 import re
@@ -48,7 +48,7 @@ def unwrapped_names(
       The tensors by their plain names, and remarks for the user.
 
     Raises:
-      CheckpointError: the tensors are those of a model with a LoRA.
+      CheckpointError: the files have the factors of a LoRA.
     """
     if factors := [name for name in stored if ".lora_A." in name]:
         raise CheckpointError(
@@ -68,7 +68,7 @@ def unwrapped_names(
 
 
 def _common_prefix(stored: Collection[str], expected: Collection[str]) -> str:
-    """Return the prefix without which most names are expected; empty if there is none."""
+    """Return the prefix whose removal makes the most names expected; it may be empty."""
     found = Counter({"": 0})
     for name in stored:
         ends = accumulate(name.split("."), "{}.{}".format)
@@ -84,8 +84,8 @@ def with_fused_experts(
 ) -> dict[str, TensorLayout]:
     """Return the layouts of leaves, with the layouts that the files have for fused experts.
 
-    The shapes decide whether the outputs or the inputs of a kernel come first. If both fit, or none,
-    the order is that of the architecture, or that of transformers 5.
+    The shapes decide whether the outputs or the inputs of a kernel come first. If both or
+    neither fit, the layout of the architecture decides, or else the layout of transformers 5.
 
     Args:
       names: the layouts in the architecture.

@@ -38,11 +38,11 @@ _MEASURED = {
 
 @cache
 def marked_measurements() -> list[Json]:
-    """The rows of the file that are marked for this command; those of most seeds come first.
+    """The rows of the file that are marked for this command, sorted by the number of seeds.
 
     ``mean`` of a row without it is the mean of ``each`` of its seeds.
     """
-    rows = tomllib.loads((files("jaxgrow.extras") / "evidence.toml").read_text())["measured"]
+    rows = tomllib.loads((files("jaxgrow.extras") / "evidence.toml").read_text("utf-8"))["measured"]
     found = [
         {"mean": round(sum(row.get("each", ())) / row["seeds"], 1), **row}
         for row in rows
@@ -71,7 +71,7 @@ class Suggestion:
       keeps: whether the growth preserves the function of the model.
       policies: the policy of the optimizer state for each method.
       parameters: number of parameters of the grown model.
-      measured: the `marked_measurements` of this project; empty if there are none.
+      measured: the `marked_measurements` of these methods; may be empty.
     """
 
     methods: tuple[str, ...]
@@ -160,7 +160,7 @@ def suggest_methods(
             continue
         if way.keeps or not keep:
             found.append(way)
-    # The smallest measured saving, which is 0 if there is none, and function preservation decide.
+    # Sort by the smallest measured saving (0 without a measurement), then by function preservation.
     found.sort(key=lambda x: (-min((m["mean"] for m in x.measured), default=0.0), not x.keeps))
     return found, refused
 
@@ -280,7 +280,7 @@ def run_suggest(a: argparse.Namespace) -> None:
 
 
 def _wanted_targets(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
-    """The targets for which methods are listed: the given one, or those of a factor."""
+    """The target sizes: the given ones, or the candidates for the factor ``--to``."""
     if a.to is None:
         return [target_sizes(a, source)]
     if given_sizes(a):
