@@ -193,6 +193,16 @@ SWIN = dict(
 )  # fmt: skip
 
 
+def of_experts(**wrong: Any) -> Case:
+    """A case of settings that only a model with experts has."""
+
+    def follows(place: Place, said: str) -> None:
+        assert "set experts" in said, said
+        LlamaConfig(**LLAMA, **wrong, experts=2, active=1)
+
+    return Case("are settings of experts", lambda place: LlamaConfig(**LLAMA, **wrong), follows)
+
+
 def generated(head: str, **options: Any) -> Any:
     config = replace(FAMILIES["gpt2"], head=head)
     return generate(config, runs.fresh(config), [[1, 2]], max_new=1, **options)
@@ -206,6 +216,29 @@ def fixed_number(name: str, said: str) -> dict[str, float]:
 
 
 MODELS = [
+    Case(
+        "leave it out to allow repetitions",
+        lambda p: generated("tokens", repetition_penalty=0.0),
+        lambda p, said: generated("tokens"),
+    ),
+    Case(
+        "leave it out to take the likeliest",
+        lambda p: generated("tokens", temperature=0.0),
+        lambda p, said: generated("tokens"),
+    ),
+    Case(
+        "leave it out to sample from all",
+        lambda p: generated("tokens", temperature=1.0, top_k=0),
+        lambda p, said: generated("tokens", temperature=1.0),
+    ),
+    Case(
+        "rotary positions need an even",
+        lambda p: LlamaConfig(**LLAMA, rotary=0.75),
+        lambda p, said: LlamaConfig(**LLAMA, rotary=0.5),
+    ),
+    of_experts(capacity=1.25),
+    of_experts(shared=8),
+    of_experts(clamp=7.0),
     Case(
         "also set temperature",
         lambda p: generated("tokens", top_k=3),
@@ -308,7 +341,7 @@ COMMANDS = [
         if "before it was quantised" in said else words),
     cli("lists the supported ones", "inspect {unknown}", lambda words, said: [
         part("`jaxgrow ([a-z]+)` lists", said)]),
-    cli("no architecture stores a", "grow {modernbert} {new} --method virtual_groups --experts 4",
+    cli("Write an Orbax checkpoint instead", "grow {modernbert} {new} --method virtual_groups --experts 4",
         "--to orbax"),
     cli("cannot be read by torch.load", "grow {gpt} {new} --method stack --layers 8 "
         "--optimizer copy --optimizer-state {text}", needs="torch"),

@@ -170,9 +170,9 @@ def only(place: Place, said: str) -> str:
 DATA = [
     setting("only {', '.join(record) or 'none'}; set data.field",
             of(corpus(a_jsonl=lines(body=TEXT))), only),
-    setting("is not text, but {json", of(corpus(a_jsonl=lines(text=3, body=TEXT))),
+    setting("is not text, but {record[root]}", of(corpus(a_jsonl=lines(text=3, body=TEXT))),
             "data.field=body"),
-    setting("has no field 'text', only body, x",
+    setting("has no field {field}, only",
             of(corpus(a_csv="body,x\n" + "abcd efgh,1\n" * 40), sub="a-0.csv"), only),
     setting("only {_listed(schema.names)}", of(lambda p: table(p, body=[TEXT] * 9)), only),
     setting("set data.ids to the type", of(corpus(a_bin=LOW + b"\0"), **ids()), "data.ids=uint8"),
@@ -216,6 +216,39 @@ def more(folder: Path) -> Path:
 def text_file(file: Path) -> Path:
     file.with_suffix(".txt").write_text(TEXT)
     return file.with_suffix(".txt")
+
+
+# --- fields that do not fit together ---
+
+
+def of_class(says: str, kind: type, wrong: dict[str, Any], **fix: Any) -> Case:
+    """A case of a dataclass that refuses its fields; ``fix``: other values, None leaves one out."""
+
+    def follows(place: Place, said: str) -> None:
+        for name, value in fix.items():
+            assert name in said or str(value) in said, said
+        kind(**{k: v for k, v in (wrong | fix).items() if v is not None})
+
+    return Case(says, lambda place: kind(**wrong), follows)
+
+
+TOKENS, TEXTS = {"source": "tokens", "path": "x"}, {"source": "text", "path": "x"}
+CLASSES = [
+    of_class("needs data.path, a file or folder of", Data, {"source": "text"}, path="x"),
+    of_class("data.tokenizer=none is for", Data, TEXTS | {"tokenizer": "none"}, tokenizer="bytes"),
+    of_class("data.bos has no effect on", Data, TOKENS | {"bos": True}, bos="auto"),
+    of_class("data.bos=true needs a tokenizer", Data, TEXTS | {"bos": True}, bos="auto"),
+    of_class("data.ids is for data.source=tokens", Data, TEXTS | {"ids": "uint32"}, ids=None),
+    of_class("needs data.name, such as wiki40b", Data, {"source": "tfds"}, name="wiki40b/en"),
+    of_class("can name several paths only", Data, {"path": ("x", "y")}, source="text"),
+    of_class("needs data.path: a folder with a folder", Images, {"source": "folder"}, path="x"),
+    of_class("needs data.path: the folder of the four", Images, {"source": "idx"}, path="x"),
+    of_class("needs data.name, such as imagenet", Images, {"source": "tfds"}, name="imagenet2012"),
+    of_class("mesh.gradients=step supports", Mesh, {"gradients": "step", "tensor": 2},
+             gradients="layer"),
+    of_class("base (CompleteP) is supported", Optim, {"name": "sgd", "base": runs.SMALL}, base=None),
+    of_class("noise breaks the symmetry", GrowTo, {"fresh": True, "noise": 20.0}, noise=None),
+]  # fmt: skip
 
 
 # --- mixtures of texts ---
@@ -544,7 +577,7 @@ CONFIGS = [
         runs.experiment(p.folder, method=runs.VCYCLE), ["method.up.9.lr=2"]),
         lambda p, said: with_overrides(runs.experiment(p.folder, method=runs.VCYCLE), [
             f"method.up.{part('from 0 to ([0-9]+)', said)}.lr=2"])),
-    of_text("--set {name}: {expected", "{e}", lambda said: ["steps=4"], "steps=four"),
+    of_text("--set {name}: {type_message", "{e}", lambda said: ["steps=4"], "steps=four"),
     of_text("must be at least 1", "{e}", lambda said: ["batch=8"], "batch=0"),
     setting("rewarm uses the step count", rewarmed("sgd"), "optim.name=adamw", check_experiment),
     setting("rewarm warms up the new entries", rewarmed("adamw", 2), "optim.warmup=0", check_experiment),
@@ -814,4 +847,4 @@ MAKERS = {
     "bigger": compared({"parameters": 4e9}),
     "no_saving": compared({"saved_frontier": None}),
 }
-CASES = [*DATA, *MIXTURES, *METHODS, *IMAGES, *TASKS, *CONFIGS, *COMMANDS, *OTHERS]
+CASES = [*DATA, *CLASSES, *MIXTURES, *METHODS, *IMAGES, *TASKS, *CONFIGS, *COMMANDS, *OTHERS]
