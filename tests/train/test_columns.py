@@ -80,6 +80,28 @@ def test_binary_that_is_not_utf_8_is_replaced(read, tmp_path):
     assert read(path).tobytes().decode() == "a\N{REPLACEMENT CHARACTER}\0"
 
 
+@pytest.mark.parametrize("nest", [list, dict])
+def test_strings_that_are_not_utf_8_are_replaced(read, tmp_path, nest):
+    texts = pa.array([b"a\xff", b"b"]).view(pa.string())
+    column: Any = pa.StructArray.from_arrays([texts], ["a"])
+    if nest is list:
+        column = pa.ListArray.from_arrays([0, 1, 2], texts)
+    path = written(tmp_path / "a.arrow", column)
+    found = read(path, field="text" if nest is list else "text.a")
+    assert found.tobytes().decode() == "a\N{REPLACEMENT CHARACTER}\0b\0"
+
+
+def test_the_advice_for_another_field_works(read, tmp_path):
+    path = written(tmp_path / "a.parquet", pa.array([[1, 2]]), "ids")
+    with pytest.raises(UserError, match=r"set data\.field, or data\.source=tokens if it has token"):
+        read(path, field="ids")
+    assert read(path, "tokens", field="ids").tolist() == [1, 2]
+    path = written(tmp_path / "b.parquet", pa.array([{"b": "x"}]))
+    with pytest.raises(UserError, match=r"a field of text: text\.b, or"):
+        read(path)
+    assert read(path, field="text.b").tobytes() == b"x\0"
+
+
 IDS = [3, 1, 255, 0, 7]
 
 

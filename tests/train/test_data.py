@@ -21,7 +21,7 @@ from jaxgrow.checkpoints.io.checksums import seal
 from train.common import files
 from train.common.errors import UserError
 from train.data import corpus, formats, tokenise
-from train.data import text as text_module
+from train.data import tokenizers as tokenizers_module
 from train.data.cache import SUMS, cached_folder
 from train.data.cutting import TextEncoder, cut_document
 from train.data.splitting import exact_fraction, held_out
@@ -315,7 +315,7 @@ def test_a_tokenizer_that_cannot_end_documents_is_a_warning(odd, tmp_path, token
 def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pieces, monkeypatch):
     files = {f"{i:02}.txt": b"a \xff cat" * 9 for i in range(20)}
     whole = odd(files)[1:]
-    encode, calls = text_module._bytes, iter(range(20))
+    encode, calls = tokenizers_module._bytes, iter(range(20))
 
     def killed(pieces, begins):
         if next(calls) == 19:
@@ -323,7 +323,7 @@ def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pi
         return encode(pieces, begins)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(text_module, "_bytes", killed)
+        patch.setattr(tokenizers_module, "_bytes", killed)
         odd({"99.txt": b"other"})
     assert "21 files, 21 documents" in odd({})[1] and "180 replaced characters" in odd({})[1]
     assert "20 files, 20 documents" in whole[0]
@@ -400,6 +400,22 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
         "about.json",
         "SUMS",
     }
+
+
+def test_tokens_of_a_text_that_changes_while_it_is_read_are_deleted(
+    text, small_pieces, monkeypatch
+):
+    encode = tokenizers_module._bytes
+
+    def changes(pieces, begins):
+        Path(text.path, "7.txt").touch()
+        return encode(pieces, begins)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizers_module, "_bytes", changes)
+        with pytest.raises(UserError, match="changed while it was read"):
+            read_tokens(text)
+    assert not [*Path(text.cache).iterdir()]
 
 
 # --- the cache ---

@@ -72,7 +72,7 @@ def cached_folder(folder: Path, make: Callable[[Path], None]) -> Path:
                 with _working_folder(folder) as new:
                     make(new)
         finally:
-            lock.unlink()  # a process that waits creates it again
+            lock.unlink(missing_ok=True)  # a process that waits creates it again
     return folder
 
 

@@ -222,9 +222,11 @@ def _field_documents(path: Path, field: str) -> Iterator[Document]:
             raise UserError(f"{where} has no field {field!r}, only {names}; set data.field")
         text = _nested_text(record, [field])
         if text is None:
+            known = ", ".join(_text_fields(record))[:200]
+            out = f"set data.field to a field of text: {known}" if known else "set data.field"
             raise UserError(
-                f"{where}: field {field!r} is not text, but {record[root]!r:.40}; set data.field, or data.source=tokens if "
-                "it has token ids"
+                f"{where}: field {field!r} is not text, but {record[root]!r:.40}; {out}, or data.source=tokens if it has token "
+                "ids"
             )
         # A dictionary may repeat a value in each row.
         made += len(text)
@@ -255,6 +257,17 @@ def _nested_text(value: Any, steps: list[str]) -> str | None:
             _nested_text(value[first], rest.split(".") if rest else []) if first in value else None
         )
     return None
+
+
+def _text_fields(value: object, name: str = "") -> Iterator[str]:
+    """The names of all texts in a nested value."""
+    if isinstance(value, str | bytes):
+        yield name
+    elif isinstance(value, list):
+        yield from dict.fromkeys(found for part in value for found in _text_fields(part, name))
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _text_fields(part, f"{name}.{key}" if name else key)
 
 
 def _inner_suffix(path: Path) -> str:

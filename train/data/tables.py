@@ -6,6 +6,7 @@ process with limited memory therefore reads these files.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits, open_regular
@@ -22,8 +23,8 @@ def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, Json]]:
 
     Args:
       path: the file.
-      field: the column to read, or the way into it, such as ``meta.text``. All columns are read if
-        there is no such column.
+      field: the column to read, or the way into it, such as ``meta.text``; its texts are bytes,
+        because they are not always UTF-8. All columns are read if there is no such column.
 
     Raises:
       Exception: the file is damaged; use it within `train.data.decoding.readable_file`.
@@ -49,6 +50,9 @@ def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, Json]]:
             for batch in pa.ipc.open_stream(content):
                 made += batch.nbytes + batch.num_rows
                 file_limits().check_expansion(str(path), made, size)
+                if roots:
+                    columns = [column.view(_with_bytes(column.type)) for column in batch.columns]
+                    batch = pa.record_batch(columns, names=roots)
                 # Offsets of a damaged file may lead to other memory of the process.
                 batch.validate(full=True)
                 # A Python object for each cell needs far more memory than its bytes in a small file.
@@ -59,3 +63,22 @@ def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, Json]]:
                     yield f"{path}, row {count}", row
     finally:
         child.close()
+
+
+def _with_bytes(kind: Any) -> Any:
+    """The type of a column with bytes in place of strings."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _with_bytes(kind.value_type), kind.ordered)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_with_bytes(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_with_bytes(kind.value_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_with_bytes(kind.value_type))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_with_bytes(field.type)) for field in fields])
+    same = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    return same.get(kind, pa.binary_view() if pa.types.is_string_view(kind) else kind)

@@ -1,7 +1,8 @@
 """Text corpora, tokenised once into files of tokens that are identified by their content.
 
 Every corpus is processed in the same way: its documents are split into pieces, and the pieces are
-tokenised to files. Without validation text, evenly spaced pieces are held out.
+tokenised to files. Without validation text, evenly spaced pieces are held out. A run reads one
+corpus or a mixture of several, and divides the tokens into samples for its model.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from train.common.errors import UserError
 from train.common.fields import GIVEN
 from train.common.files import read_record, write_record
 from train.data import corpus as reading
-from train.data.cache import cache_folder, cached_folder, make_again
+from train.data.cache import PROGRESS, cache_folder, cached_folder, make_again
 from train.data.corpus import Corpus
 from train.data.dataset import Batch, Dataset, Source, more_held_out
 from train.data.formats import TEXT, Formats
@@ -49,11 +50,11 @@ from train.data.tokenise import (
     tokenise_corpus,
 )
 from train.data.tokenizers import (
-    _checked_ids,
-    _encoder,
-    _tokenizer_files,
+    checked_ids,
+    document_encoder,
     folder_of,
     load_tokenizer,
+    tokenizer_files,
     write_tokenizer,
 )
 from train.data.windows import BYTES, MaskedWindows, Windows, masking_vocabulary
@@ -87,7 +88,7 @@ class Data(Dataset):
     # weights are divided by their sum, or [wiki, code], whose weights are their sizes.
     path: str | tuple[str, ...] | dict[str, float] | None = None
     # For "text" and "tokens": the validation text, or several: {wiki: wiki.txt, code: code.txt}. None: the
-    # files or the split whose name says so, if any.
+    # files or the split that have the name of a validation split, if there are any.
     valid_path: str | dict[str, str] | None = None
     # For "text" and "tokens": "auto" leaves out test files and validates on validation files, by their names;
     # "ignore" reads all files as training text.
@@ -231,7 +232,7 @@ def _encoding(data: Data) -> _Encoding:
         each, rule = "", ["tokens and begins", 0]
     else:
         loaded = load_tokenizer(data.tokenizer)
-        known = [sha256(file) for file in _tokenizer_files(Path(data.tokenizer).expanduser())]
+        known = [sha256(file) for file in tokenizer_files(Path(data.tokenizer).expanduser())]
         how = hashlib.sha256("".join(known).encode()).hexdigest()
         vocab = largest_vocab(loaded)
         around = document_frame(loaded, folder_of(data.tokenizer), data.bos)
@@ -263,6 +264,7 @@ def read_tokens(data: Data) -> Tokens:
     def make(work: Path) -> None:
         _make(corpus, data, encoding, held, work)
         if _corpus(data).key != corpus.key:
+            (work / PROGRESS).unlink(missing_ok=True)  # the next call must not continue from it
             raise UserError(f"{data.path} changed while it was read; repeat the command")
 
     folder = cached_folder(cache_folder(data.cache, settings, key), make)
@@ -465,12 +467,13 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
     else:
         # Bytes need no encoding, so more processes would not help.
         workers = 1 if data.tokenizer == "bytes" else core_count()
-        encoder, cut = _encoder(data.tokenizer, data.bos)
+        encoder, cut = document_encoder(data.tokenizer, data.bos)
         tokenise_corpus(corpus, encoder, kind, held, workers, work, cut)
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         apart = part.name == "valid" and isinstance(data.valid_path, dict)
         if part.stat().st_size == 0 and not apart:
+            (work / PROGRESS).unlink(missing_ok=True)
             out = "give more text"
             if part.name == "valid":
                 some = "one document" if held.numerator == 1 else f"{held.numerator} documents"
@@ -483,7 +486,7 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
     read = {
         name: count for name, count in asdict(corpus.counts).items() if name not in ("file", "mode")
     }
-    # The tokens of a private text are private, too.
+    # If the text is private, its tokens must be private.
     mode = corpus.counts.mode
     narrow_permissions(work, mode | (mode & 0o444) >> 2)  # who may read a file may enter the folder
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
@@ -491,10 +494,13 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
     write_record(work / "about.json", about | {"tokens": sizes, "begins": begins, "read": read})
 
 
-# --- tokenizers ---
+def _checked_ids(
+    vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
+) -> tuple[list[Any], DocumentFrame]:
+    return [checked_ids(ids, vocab, name) for ids in pieces], UNMARKED
 
 
-# --- files for `transformers` ---
+# --- mixtures and several validation sets ---
 
 
 @dataclass(frozen=True)

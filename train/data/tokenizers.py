@@ -25,11 +25,7 @@ from train.data.special import (
     special_tokens,
     text_encoder,
 )
-from train.data.tokenise import (
-    UNMARKED,
-    Cut,
-    Encode,
-)
+from train.data.tokenise import Cut, Encode
 
 
 def load_tokenizer(name: str) -> Any:
@@ -49,9 +45,9 @@ def load_tokenizer(name: str) -> Any:
     path = Path(name).expanduser()
     try:
         with readable_file(path):
-            check_tokenizer(path, _tokenizer_files(path))
+            check_tokenizer(path, tokenizer_files(path))
             if path.is_dir():
-                loaded = Tokenizer(models.BPE.from_file(*map(str, _tokenizer_files(path))))
+                loaded = Tokenizer(models.BPE.from_file(*map(str, tokenizer_files(path))))
                 loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
                 loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
             else:
@@ -140,11 +136,12 @@ def name_of(folder: Path) -> str:
     return str(file if file.is_file() else folder)
 
 
-def _tokenizer_files(path: Path) -> list[Path]:
+def tokenizer_files(path: Path) -> list[Path]:
+    """The files of a tokenizer, which is ``tokenizer.json`` or the folder of the older two files."""
     return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
 
 
-def _encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], Encode], Cut]:
+def document_encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], Encode], Cut]:
     """A function that starts an encoder with a number of threads, and how documents are cut.
 
     Bytes may be cut anywhere.
@@ -186,12 +183,6 @@ def checked_ids(ids: np.ndarray, vocab: int, name: str) -> np.ndarray:
     return ids
 
 
-def _checked_ids(
-    vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
-) -> tuple[list[Any], DocumentFrame]:
-    return [checked_ids(ids, vocab, name) for ids in pieces], UNMARKED
-
-
 def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:
     # Text has no zero byte, so this byte ends documents.
     return [np.frombuffer(p.encode(), np.uint8) for p in pieces], DocumentFrame((), (0,))
@@ -205,8 +196,6 @@ _ROLES = {
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
-
-
 _OF_MASKED = ("cls_token", "sep_token", "mask_token")
 
 
@@ -225,7 +214,7 @@ def write_tokenizer(run: Path, config: Config, folder: Path) -> Json:
         existing = (name for name in names if tokenizer.token_to_id(name) is not None)
         if role in roles and (name := next(existing, None)):
             named[role] = name
-    # texts of decoders do not have these roles
+    # Texts of decoders do not have these roles.
     of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}
     ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
     named |= {

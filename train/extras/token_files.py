@@ -88,10 +88,10 @@ def _id_rows(path: Path, field: str) -> Iterator[Document]:
                 f"{where} has no field {field!r}, only {', '.join(record)[:200] or 'none'}; set data.field"
             )
         try:
-            ids = np.array(record[field] or [], np.int64)
-        except (ValueError, TypeError, OverflowError):
+            ids = np.array(record[field] or np.zeros(0, np.int64))
+        except ValueError:  # lists of several lengths
             ids = np.zeros((0, 0))
-        if ids.ndim != 1 or any(isinstance(i, float | str) for i in record[field] or []):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise UserError(f"{where}: field {field!r} is not a list of token ids; set data.field")
         yield _pieces(ids)
 

@@ -14,12 +14,12 @@ from train.common.errors import UserError
 from train.data.bounded import BoundedTokenizer
 from train.data.special import (
     ENDS,
+    added_tokens,
     frame_of_pairs,
     largest_vocab,
     special_tokens,
     text_encoder,
 )
-from train.data.special import added_tokens as added_tokens
 from train.data.tokenise import token_dtype
 from train.data.tokenizers import folder_of, load_tokenizer
 from train.data.windows import BYTES

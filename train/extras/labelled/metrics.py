@@ -62,7 +62,7 @@ def normalised_answer(answer: str) -> str:
 
 
 def exact_match(answer: str, golds: Iterable[str]) -> float:
-    """1 if the answer equals one of the given answers, else 0; all are `normalised_answer`.
+    """1 if the answer equals one of the given answers, else 0. `normalised_answer` is applied to all.
 
     If there are no given answers, the correct answer is "".
     """

@@ -178,7 +178,7 @@ def question_windows(
 ) -> QuestionWindows:
     """Split each context into windows of ``length`` tokens, which include the question.
 
-    QuestionWindows begin ``stride`` tokens of the context apart, or less if tokens between two windows
+    Windows begin ``stride`` tokens of the context apart, or less if tokens between two windows
     would be skipped. The last one ends with the context. A question is cut to `QUESTION` tokens, or
     to half of the window.
     """
