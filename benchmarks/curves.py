@@ -3,26 +3,29 @@
     python -m benchmarks.curves runs/m1     # adds the finished runs in this folder to the archive
 
 The archive has a folder for each comparison or sweep. For each of its runs, it has the config, the
-log and the result, and the scores of its fine-tunings. ``tar -xJf`` unpacks it into work folders,
-from which the commands print their tables without training.
+log and the result, and the logs and scores of its fine-tunings. ``tar -xJf`` unpacks it into work
+folders, from which the commands print their tables without training.
 """
 
+import argparse
 import atexit
 import shutil
-import sys
 import tarfile
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from tempfile import mkdtemp
 
+from jaxgrow.checkpoints.io.folders import atomic_file
 from train.analysis.runs import Run
+from train.common.errors import UserError, exits_cleanly
 
 ARCHIVE = Path(__file__).parent / "results" / "runs.tar.xz"
 KEPT = (
     "*-seed*/config.json",
     "*-seed*/metrics.jsonl",
     "*-seed*/result.json",
+    "finetune/*/metrics.jsonl",
     "finetune/*/scores.json",
 )
 
@@ -46,10 +49,12 @@ def logged_runs(folder: str, name: str) -> dict[int, Run]:
 
 def add_runs(folder: Path) -> None:
     """Add the runs of a comparison or a sweep, and write the archive again."""
+    new = [file for pattern in KEPT for file in folder.glob(pattern)]
+    if not new:
+        raise UserError(f"{folder} has no runs: give the --workdir of a comparison or a sweep")
     before = unpacked_archive()
     files = {str(f.relative_to(before)): f for f in before.rglob("*") if f.is_file()}
-    for file in (file for pattern in KEPT for file in folder.glob(pattern)):
-        files[f"{folder.name}/{file.relative_to(folder)}"] = file
+    files |= {f"{folder.resolve().name}/{file.relative_to(folder)}": file for file in new}
     written = BytesIO()
     with tarfile.open(fileobj=written, mode="w:xz") as archive:
         for name in sorted(files):
@@ -57,9 +62,19 @@ def add_runs(folder: Path) -> None:
             member = tarfile.TarInfo(name)  # without the owner and the times of the file
             member.size = len(content)
             archive.addfile(member, BytesIO(content))
-    ARCHIVE.write_bytes(written.getvalue())
+    with atomic_file(ARCHIVE) as part:
+        part.write_bytes(written.getvalue())
+    unpacked_archive.cache_clear()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="work folders with finished runs")
+    for folder in parser.parse_args().folders:
+        add_runs(folder)
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        add_runs(Path(argument))
+    exits_cleanly(main)

@@ -99,7 +99,7 @@ def sample_texts(
     """
     model = open_text_model(folder, tokenizer)
     texts = [prompt for prompt in prompts for _ in range(asked.count)]
-    rows = [_encode_prompts(model, prompt, asked, settings["max_new"]) for prompt in texts]
+    rows = [_encode_prompt(model, prompt, asked, settings["max_new"]) for prompt in texts]
     stopping = Stopping(model.tokenizer, asked.stop, rows)
     watch = _Watch(stopping, asked.stream)
     watched = asked.stop or asked.stream
@@ -117,7 +117,7 @@ def sample_texts(
     )
 
 
-def _encode_prompts(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[int]:
+def _encode_prompt(model: TextModel, prompt: str, asked: Asked, max_new: int) -> list[int]:
     """Return the tokens of a prompt.
 
     If ``asked.cut`` is set, the prompt is cut to leave space for ``max_new`` tokens, but at most
@@ -182,7 +182,7 @@ def main() -> None:
     a = command_parser("generate").parse_args()
     prompts = []
     for text in a.prompt:
-        prompts += _stdin() if text == "-" else [_check_prompts(text)]
+        prompts += _stdin() if text == "-" else [_check_prompt(text)]
     if not prompts:
         raise UserError("--prompt -: stdin has no lines; write one prompt in each line")
     if a.stream and len(prompts) > 1:
@@ -215,7 +215,7 @@ def _stdin() -> list[str]:
         ) from error
 
 
-def _check_prompts(prompt: str) -> str:
+def _check_prompt(prompt: str) -> str:
     """Raise an error for a prompt that is not UTF-8. Python keeps its other bytes as surrogates."""
     try:
         prompt.encode()

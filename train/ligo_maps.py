@@ -19,8 +19,7 @@ from train.data import special
 from train.extras import plots
 from train.plan.learning import Maps, load_maps
 from train.plan.transforms import differing
-from train.store.workdir import Workdir
-from train.store.workdir import load_params as load_params
+from train.store.workdir import Workdir, load_params
 
 
 def describe_maps(maps: Maps) -> str:

@@ -1,17 +1,17 @@
-"""Show when each phase of a plan runs and what it costs, for configs before they run and for finished runs.
+"""Show the order and the cost of the phases of plans, for configs before they run and for finished runs.
 
 ``python -m train.show CONFIG|RUN ... [--out FILE.png]``
 
 For a config of ``configs/papers``, the command first prints every setting that differs from the
-setting of the paper. Each row of the figure is a plan, and each bar is a phase. The width of a bar is its FLOPs, relative
-to the total of the first row, and its height is the size of the model. For a run, the FLOPs are the
-numbers in its ledger. For a config, they are expected values. They do not include phases without
-training, whose cost is negligible, and imported models, whose cost is unknown. No data are read. A
-config with ``epochs`` therefore has no costs without a number of steps: ``CONFIG:steps=100_000``.
+setting of the paper. Each row of the figure is a plan, and each bar is a phase. The width of a bar
+is its FLOPs, relative to the total of the first row, and its height is the size of the model. For a
+run, the FLOPs are the numbers in its ledger. For a config, they are expected values. They do not
+include phases without training, whose cost is negligible, and imported models, whose cost is
+unknown. No data are read. A config with ``epochs`` therefore has no costs without a number of
+steps: ``CONFIG:steps=100_000``.
 """
 
 import itertools
-from typing import Any
 
 import jax
 
@@ -83,11 +83,9 @@ def _settings_only(text: str) -> bool:
     if Workdir(text).folder.is_dir():
         return False
     try:
-        found: Any = load_as(object, text)[1]
+        found = load_as(object, text)[1]
     except UserError:  # loaded as an Experiment, the error names the experiments of the file
         found = load_as(Experiment, text)[1]
-    if not hasattr(found, "name"):
-        load_as(Experiment, text)  # the error says what the function returns
     say(SETTINGS_REPORTS["papers"](text, found))
     return not isinstance(found, Experiment)
 

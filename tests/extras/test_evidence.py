@@ -15,6 +15,7 @@ from benchmarks.curves import logged_runs
 from jaxgrow.tables import short_count
 from train.analysis.runs import Run, half_width
 from train.analysis.savings import Comparison
+from train.common.errors import UserError
 from train.config.experiment import load_experiment
 from train.extras.advice.evidence import (
     Evidence,
@@ -570,11 +571,18 @@ def test_logs_of_new_runs_are_added_to_the_archive(tmp_path, monkeypatch):
     new = tmp_path / "more" / "again-seed3"
     shutil.copytree(logged("m1", "wiki_m1")[0].folder, new)
     (new / "params").touch()
+    shutil.copy(curves.ARCHIVE, tmp_path)
     monkeypatch.setattr(curves, "ARCHIVE", tmp_path / "runs.tar.xz")
-    monkeypatch.setattr(curves, "unpacked_archive", lambda: old)
-    curves.add_runs(tmp_path / "more")
+    with pytest.raises(UserError, match="has no runs"):
+        curves.add_runs(tmp_path)
+    shutil.copytree(new.parent, tmp_path / "other")
+    curves.unpacked_archive.cache_clear()
+    for folder in ("more", "other"):
+        curves.add_runs(tmp_path / folder)
     with tarfile.open(tmp_path / "runs.tar.xz") as archive:
         names = {m.name for m in archive.getmembers()}
+    curves.unpacked_archive.cache_clear()
     files = {str(f.relative_to(old)) for f in old.rglob("*") if f.is_file()}
-    added = {f"more/again-seed3/{name}" for name in ("config.json", "metrics.jsonl", "result.json")}
+    kept = ("config.json", "metrics.jsonl", "result.json")
+    added = {f"{folder}/again-seed3/{name}" for folder in ("more", "other") for name in kept}
     assert names == files | added

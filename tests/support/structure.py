@@ -1,24 +1,11 @@
 """Which modules are extras?"""
 
-# The commands that are extras; the other extras lie in the folders `extras`.
-EXTRA_COMMANDS = (
-    "advise",
-    "evaluate",
-    "finetune",
-    "generate",
-    "ligo_maps",
-    "predict",
-    "preflight",
-    "race",
-    "scaling",
-    "sweep",
-    "tokenizer",
-    "variance",
-)
+from train.extras import EXTRAS
 
 
 def is_extra(parts: tuple[str, ...]) -> bool:
     """Return whether the parts of a module's name are those of an extra."""
+    # Extra commands are files of `train`; the other extras lie in the folders `extras`.
     return "extras" in parts or (
-        parts[0] == "train" and parts[1:2] in [(c,) for c in EXTRA_COMMANDS]
+        parts[0] == "train" and any(p in EXTRAS["command"] for p in parts[1:2])
     )

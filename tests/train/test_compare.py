@@ -108,6 +108,31 @@ CYCLE = [
 ]
 
 
+def test_the_cost_of_a_loss_is_interpolated(tmp_path):
+    run = made(tmp_path, "cycle", CYCLE)
+    assert run.cost_to(3.0, "run_seconds") == 26.0  # halfway from 3.5 to 2.5
+    assert run.cost_to(3.0, "seconds") == 26.0 + COMPILING
+    assert run.cost_to(3.0, "flops") == 260.0
+    assert run.cost_to(3.5, "run_seconds") == 24.0
+    assert run.cost_to(4.5, "run_seconds") == 20.0  # reached by the first validation of the phase
+    assert run.cost_to(1.9, "run_seconds") is None  # Only a small model reached it.
+    assert made(tmp_path, "scratch", SCRATCH).cost_to(3.0, "run_seconds") == 40.0
+
+
+def test_the_last_time_counts_where_the_loss_rises_again(tmp_path):
+    curve = [
+        ("train large", s, float(s), v)
+        for s, v in ((1, 4.0), (2, 2.0), (3, 3.0), (4, 1.0), (5, 1.5))
+    ]
+    wavy = made(tmp_path, "wavy", curve)
+    assert wavy.cost_to(2.5, "run_seconds") == 3.25
+    assert (
+        wavy.cost_to(1.5, "run_seconds") == 3.75
+        # The loss reaches 1.5 on the way to 1.0 and does not exceed 1.5 afterwards.
+    )
+    assert wavy.cost_to(1.2, "run_seconds") is None  # The last loss is higher again.
+
+
 def test_the_frontier_is_read_in_the_logarithm_of_flops(tmp_path):
     ends = [(100.0, 4.0), (10.0, 6.0), (1000.0, 3.0)]
     frontier = [made(tmp_path, f"x{c:g}", [("train large", 1, c / 10, v)]) for c, v in ends]
@@ -131,6 +156,11 @@ def test_a_run_that_ends_with_an_earlier_model_costs_all_of_its_steps(tmp_path):
     curve = [("train large", s, float(10 * s), v) for s, v in ((1, 4.0), (2, 2.0), (3, 3.0))]
     kept = made(tmp_path, "kept", curve, val_loss=2.0)
     scratch = made(tmp_path, "scratch", SCRATCH)
+    assert kept.cost_to(2.0, "run_seconds") == 30.0
+    assert kept.cost_to(3.5, "run_seconds") == 12.5  # its loss stays below 3.5 from here on
+    assert kept.cost_to(1.9, "run_seconds") is None
+    first, second = Comparison([[kept], [scratch]], []).rows()
+    assert (first["saved_flops"], second["saved_flops"]) == ([0.0], [None])
     row = Comparison([[scratch], [kept]], []).rows()[1]
     assert (row["loss"], row["flops"]) == ([2.0], 30 / 40)
     # With early stopping, the seeds may have different numbers of phases.
@@ -167,7 +197,12 @@ def tables(text: str) -> list[dict[str, dict[str, str]]]:
 def test_savings_by_hand(comparison):
     scratch, cycle, short = comparison.rows()
     assert scratch["saved_frontier"] == pytest.approx([0, 0]) and scratch["flops"] == 1
+    assert scratch["saved_flops"] == [0, 0]
     # Each seed is compared with its own baseline.
+    assert cycle["saved_flops"] == pytest.approx([1 - 26 / 40, 1 - 26 / 80])
+    assert cycle["saved_run_seconds"] == pytest.approx(cycle["saved_flops"])
+    # including compilation
+    assert cycle["saved_seconds"] == pytest.approx([1 - 29 / 43, 1 - 29 / 83])
     assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2) == cycle["run_seconds"]
     assert cycle["seconds"] == pytest.approx((35 / 43 + 35 / 83) / 2)
     assert (
@@ -180,6 +215,7 @@ def test_savings_by_hand(comparison):
     assert cycle["saved_frontier"] == pytest.approx([1 - 32 / 40, 1 - 32 / 80])
     assert cycle["saved_frontier_interval"] is None  # Bounds have no interval.
     assert not any(scratch["below_frontier"] + short["below_frontier"])
+    assert short["saved_flops"] == [None, None] and short["saved_flops_interval"] is None
     assert short["saved_frontier"] == pytest.approx([0, 0])
     assert short["saved_frontier_interval"] == pytest.approx(0)
 
@@ -394,8 +430,9 @@ def test_a_run_compared_with_its_copy_saves_nothing(tmp_path):
     assert min(crossed) < 0.7  # the control: the naive comparison
     shorter = [made(tmp_path, "one-x0.5", noisy(100 + s, 30, -0.4), s) for s in range(5)]
     row = Comparison([first, again], [shorter]).rows()[1]
-    assert row["saved_frontier"] == pytest.approx([0] * 5, abs=1e-12)
-    assert row["saved_frontier_interval"] == pytest.approx(0, abs=1e-12)
+    for name in ("saved_frontier", "saved_flops", "saved_run_seconds", "saved_seconds"):
+        assert row[name] == pytest.approx([0] * 5, abs=1e-12), name
+        assert row[f"{name}_interval"] == pytest.approx(0, abs=1e-12), name
 
 
 def test_runs_that_differ_by_chance_save_zero(tmp_path):
@@ -414,6 +451,8 @@ def test_runs_that_differ_by_chance_save_zero(tmp_path):
         mean = sum(row["saved_frontier"]) / 4 if None not in row["saved_frontier"] else 0
         half = row["saved_frontier_interval"]
         missed += half is not None and abs(mean) > half
+        reached = [s for s in row["saved_flops"] if s is not None]
+        missed += len(reached) == 4 and abs(sum(reached) / 4) > row["saved_flops_interval"]
     assert missed <= 4
 
 
@@ -644,8 +683,9 @@ def test_a_small_model_that_one_has_already_is_told_apart(tmp_path, source):
     assert run.source("seconds") == 6 + len(source)  # including their compilation
     comparison = Comparison([[made(tmp_path, "scratch", SCRATCH)], [run]], [[short]])
     scratch, row, _ = comparison.rows()
-    assert row["saved_frontier"] == pytest.approx([1 - 26 / 40])
-    assert row["saved_frontier_given"] == pytest.approx([1 - 20 / 40])
+    for column in ("saved_flops", "saved_run_seconds", "saved_frontier"):
+        assert row[column] == pytest.approx([1 - 26 / 40])
+        assert row[f"{column}_given"] == pytest.approx([1 - 20 / 40])
     assert row["source"] == 6 / 40 and scratch["source"] == 0
 
 
@@ -654,6 +694,7 @@ def test_learning_maps_is_a_cost_of_the_method(tmp_path):
     short = made(tmp_path, "short", [("train large", 1, 10.0, 6.0)])
     _, row, _ = Comparison([[made(tmp_path, "base", SCRATCH)], [learned]], [[short]]).rows()
     assert row["source"] == 0 and row["saved_frontier_given"] == row["saved_frontier"]
+    assert row["saved_flops_given"] == row["saved_flops"]
 
 
 def dropping(folder: Path, seed: int, seconds: float) -> Run:
@@ -956,6 +997,7 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     found = json.loads(first["compare.json"])
     rows = {row["run"]: row for row in found["rows"]}
     assert rows.keys() == set(names) and rows["scratch"]["saved_frontier"] == pytest.approx([0.0])
+    assert rows["scratch"]["saved_flops"] == [0.0]
     assert found["noise"] == {"loss": None, "budget": None} and "One seed" in " ".join(
         found["doubts"]
     )

@@ -104,6 +104,22 @@ class Run:
         """
         return sum(spent_cost(p, unit) for p in self.result["phases"] if p.get("model") == SOURCE)
 
+    def cost_to(self, loss: float, unit: Unit) -> float | None:
+        """The cost from which on the loss of the last phase stays at or below ``loss``.
+
+        The cost is interpolated linearly between two validations. It is None if the run ends above
+        ``loss``.
+        """
+        points = [(spent_cost(line, unit), line["val_loss"]) for line in self.segments[-1]]
+        above = [i for i, (_, y) in enumerate(points) if y > loss]
+        if not above:
+            return points[0][0]
+        if above[-1] == len(points) - 1:
+            # A run that keeps its best evaluation may end with the model of an earlier one.
+            return self.cost(unit) if self.loss <= loss else None
+        (x0, y0), (x1, y1) = points[above[-1] : above[-1] + 2]
+        return x0 + (x1 - x0) * (y0 - loss) / (y0 - y1)
+
 
 def _phase_segments(lines: Sequence[Json]) -> list[list[Json]]:
     """Split log lines where the phase changes."""

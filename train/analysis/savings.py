@@ -1,4 +1,7 @@
-"""The savings of runs relative to a baseline, over seeds: rows, tables and caveats."""
+"""The savings of runs relative to a baseline, over seeds: rows, tables and caveats.
+
+The main measure compares with the frontier; other measures compare along the training curves.
+"""
 
 import itertools
 import math
@@ -31,6 +34,27 @@ Row: TypeAlias = Json  # one config in compare.json
 Columns: TypeAlias = dict[str, Callable[[Row], str]]
 # A phase without steps is listed if it has more than this part of the FLOPs of its run.
 NOTHING = 0.0005
+
+
+def _saved_at_baseline(pairs: Sequence[tuple[Run, Run]]) -> Row:
+    """Return the savings of one row at the baseline's final loss, in each unit.
+
+    Args:
+      pairs: each run, with the baseline of its seed.
+    """
+    row: Row = {}
+    for unit in UNITS:
+        for given, suffix in ((False, ""), (True, "_given")):
+            saved: list[float | None] = []
+            for r, b in pairs:
+                own = r.cost_to(b.loss, unit)
+                whole = b.cost_to(b.loss, unit)
+                assert whole is not None  # a run ends at its own loss
+                spent = None if own is None else own - given * r.source(unit)
+                saved.append(None if spent is None else 1 - spent / whole)
+            row[f"saved_{unit}{suffix}"] = saved
+            row[f"saved_{unit}{suffix}_interval"] = half_width(saved)
+    return row
 
 
 @dataclass(frozen=True)
@@ -71,6 +95,8 @@ class Comparison:
           loss is above the frontier. Without a frontier, there is no list of seeds, only None.
         - ``cheaper_than_frontier``: for each seed, whether the run costs less than every run from
           scratch. Such a run has no known saving if it ends above them.
+        - ``saved_{unit}``: the cost from which on the run stays at or below the baseline's final
+          loss, relative to the same cost of the baseline. None if the run ends above this loss.
         - ``.._given``: the same if the small model that a growth starts from costs nothing.
         - ``.._interval``: half of the 95 % confidence interval of the mean (Student's t over
           seeds), if it exists.
@@ -95,7 +121,7 @@ class Comparison:
                 **{unit: mean(r.cost(unit) / b.cost(unit) for r, b in pairs) for unit in UNITS},
                 "source": mean(r.source("flops") / b.cost("flops") for r, b in pairs),
             }
-            rows.append(row | self._saved_frontier(pairs, budgets))
+            rows.append(row | self._saved_frontier(pairs, budgets) | _saved_at_baseline(pairs))
         return rows
 
     def _saved_frontier(

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.tables import markdown_table
-from train.config.experiment import SETTINGS_REPORTS
+from train.config.experiment import SETTINGS_REPORTS, Experiment, load_as
 from train.config.overrides import all_settings
+from train.extras.labelled.downstream import FineTuning
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "configs" / "papers" / "settings.toml"
@@ -99,7 +100,9 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _report_for(config: str, experiment: Any) -> str:
+def _report_for(config: str, experiment: object) -> str:
+    if not isinstance(experiment, FineTuning):
+        experiment = load_as(Experiment, config)[1]  # another object is an error
     return stated_report(experiment.name, stated_settings(config, experiment))
 
 

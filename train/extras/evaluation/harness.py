@@ -30,7 +30,7 @@ class Harness(TemplateLM):
 
     Args:
       model: a model, or its folder, as for `train.extras.pretrained.open_text_model`.
-      tokenizer: as for `opened`.
+      tokenizer: as for `train.extras.pretrained.open_text_model`.
     """
 
     def __init__(self, model: str | Path | TextModel, tokenizer: str | None = None):
