@@ -86,8 +86,8 @@ def named_init(init: Initializer, *names: str, role: str = "") -> Callable[..., 
       init: the initializer to wrap, ``(key, shape, dtype) -> array``.
       names: one name per axis of the parameter, with its suffixes (`jaxgrow.axes`).
       role: role of the parameter, one of `ROLES`, if the axes alone do not determine it:
-        ``named(init, "embed", role="norm scale")`` is the same as
-        ``named(init, "embed.norm.scale")``.
+        ``named_init(init, "embed", role="norm scale")`` is the same as
+        ``named_init(init, "embed.norm.scale")``.
 
     Returns:
       An initializer for ``self.param`` of a Flax module. `split_boxed` separates names and arrays

@@ -277,7 +277,7 @@ class LlamaConfig(TextConfig):
         wrong = [n for n in ("capacity", "z_loss", SHARED, "clamp") if getattr(self, n)]
         if wrong and not self.experts:
             raise ValueError(
-                f"LlamaConfig: {', '.join(wrong)} are settings of experts, but experts is 0: set experts"
+                f"LlamaConfig: only experts use {', '.join(wrong)}, but experts is 0: set experts"
             )
 
     @property

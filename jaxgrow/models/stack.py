@@ -246,7 +246,11 @@ def _differentiated_if_forward(runs, tree):
 
 
 def _differentiated_if_backward(runs, gradient):
-    return None, jax.tree.map(lambda g: jnp.where(runs, g, 0), gradient)
+    def masked(g):
+        # Leaves that are not floating-point numbers have gradients of dtype float0.
+        return g if g.dtype == jax.dtypes.float0 else jnp.where(runs, g, 0)
+
+    return None, jax.tree.map(masked, gradient)
 
 
 _differentiated_if.defvjp(_differentiated_if_forward, _differentiated_if_backward)

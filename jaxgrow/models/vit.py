@@ -234,7 +234,7 @@ class ViT(Model):
 
     With ``distillation="head"``, the output is the mean of both heads' logits; with ``mean_head``,
     it is their sum. With ``head="states"``, it is the normalised last hidden states [B, T, D], and
-    the output of a pooler [B, D] is sown as ``pooler_output`` into the collection ``intermediates``.
+    the output of a pooler [B, D] is sown as ``pooled`` into the collection ``intermediates``.
     The keyword arguments are described in `jaxgrow.models.model.Model`. ``frozen`` also freezes the
     patch embedding, the learned tokens and the position embedding.
     """

@@ -598,7 +598,7 @@ def test_settings_that_no_mixture_has():
     ):
         config(experts=1)
     with pytest.raises(
-        ValueError, match="capacity, clamp are settings of experts, but experts is 0"
+        ValueError, match="only experts use capacity, clamp, but experts is 0: set experts"
     ):
         config(capacity=1.25, clamp=7.0)
     assert config(experts=E).sizes()["experts"] == E

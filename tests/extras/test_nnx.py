@@ -11,7 +11,7 @@ import third_party
 from flax import nnx
 from third_party import FLAX, LARGE, SMALL, STEPS, TX, WIDE, tokens
 
-import jaxgrow
+import jaxgrow.extras.integrations.nnx as of_nnx
 from jaxgrow import by_convention, from_rules, infer_rules, operators, sizes, stack_layers
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models.stack import run_stack
@@ -73,7 +73,7 @@ def on_host(node):
 
 def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
     given = third_party.drawn(params(nnx.eval_shape(lambda: Model(**SMALL))), np.float32)
-    model = jaxgrow.extras.integrations.nnx.build_nnx(lambda: Model(**SMALL), given)
+    model = of_nnx.build_nnx(lambda: Model(**SMALL), given)
     optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
     first = [step(model, optimizer, tokens())[1] for _ in range(STEPS)]
     before, _ = step(nnx.clone(model), nnx.clone(optimizer), tokens())
@@ -82,19 +82,11 @@ def test_a_model_keeps_its_function_and_its_optimizer_goes_on():
     old = sizes(stack_layers(params(model), "layers/{}"), axes)
 
     growth = operators.hypercloning(old, WIDE)
-    wide = jaxgrow.extras.integrations.nnx.grow_nnx(
-        model, growth, axes, lambda: Model(**SMALL | WIDE), "layers/{}"
-    )
-    of_wide = jaxgrow.extras.integrations.nnx.grow_nnx_optimizer(
-        optimizer, model, growth, axes, wide, "copy", "layers/{}"
-    )
+    wide = of_nnx.grow_nnx(model, growth, axes, lambda: Model(**SMALL | WIDE), "layers/{}")
+    of_wide = of_nnx.grow_nnx_optimizer(optimizer, model, growth, axes, wide, "copy", "layers/{}")
     deeper = operators.llama_pro(old, {"layers": LARGE["layers"]})
-    large = jaxgrow.extras.integrations.nnx.grow_nnx(
-        wide, deeper, axes, lambda: Model(**LARGE), "layers/{}"
-    )
-    of_large = jaxgrow.extras.integrations.nnx.grow_nnx_optimizer(
-        of_wide, wide, deeper, axes, large, "copy", "layers/{}"
-    )
+    large = of_nnx.grow_nnx(wide, deeper, axes, lambda: Model(**LARGE), "layers/{}")
+    of_large = of_nnx.grow_nnx_optimizer(of_wide, wide, deeper, axes, large, "copy", "layers/{}")
     assert large.layers[2].up.out_features == LARGE["mlp"]
 
     after, loss = step(large, of_large, tokens())
@@ -119,13 +111,11 @@ def test_names_in_the_metadata_are_read_and_marked():
             bias_metadata={"out_sharding": names[1:], "eager_sharding": False},
         )
 
-    assert jaxgrow.extras.integrations.nnx.axes(linear("embed.in", "mlp"))["kernel"] == (
+    assert of_nnx.axes(linear("embed.in", "mlp"))["kernel"] == (
         "embed.in",
         "mlp",
     )
-    marked = by_convention(
-        jaxgrow.extras.integrations.nnx.axes(nnx.eval_shape(lambda: linear("embed", "mlp")))
-    )
+    marked = by_convention(of_nnx.axes(nnx.eval_shape(lambda: linear("embed", "mlp"))))
     assert dict(marked) == {"kernel": ("embed.in", "mlp"), "bias": ("mlp.bias",)}
 
 
@@ -136,16 +126,14 @@ def test_build_sets_parameters_and_keeps_other_state():
         )
 
     given = jax.tree.map(lambda x: x + 1, params(make()))
-    built = jaxgrow.extras.integrations.nnx.build_nnx(make, given)
+    built = of_nnx.build_nnx(make, given)
     jax.tree.map(np.testing.assert_array_equal, params(built), given)
     np.testing.assert_array_equal(built(jnp.ones((4, 2))) == 0, make()(jnp.ones((4, 2))) == 0)
     with pytest.raises(
         ValueError,
         match=re.escape("layers/0/kernel: has shape (2, 4), but (2, 3) in the larger model"),
     ):
-        jaxgrow.extras.integrations.nnx.build_nnx(
-            make, jax.tree.map(lambda x: jnp.ones((*x.shape[:-1], 4)), given)
-        )
+        of_nnx.build_nnx(make, jax.tree.map(lambda x: jnp.ones((*x.shape[:-1], 4)), given))
 
 
 class Sublayer(nnx.Module):
@@ -175,7 +163,7 @@ def dropped(model, gates, scale):
     """Return the output and the gradient of the sum of its squares."""
 
     def loss(model):
-        with jaxgrow.extras.integrations.nnx.drop_nnx_blocks(model.layers, KeepMask(gates, scale)):
+        with of_nnx.drop_nnx_blocks(model.layers, KeepMask(gates, scale)):
             y = model(X)
         return jnp.square(y).sum(), y
 
@@ -212,12 +200,12 @@ def test_gates_that_do_not_fit_are_refused():
     for layers in (jnp.ones(3, bool), jnp.array([0, 1]), None):
         with (
             pytest.raises(ValueError, match=r"requires a keep mask, bool \[2\]"),
-            jaxgrow.extras.integrations.nnx.drop_nnx_blocks(model.layers, KeepMask(layers)),
+            of_nnx.drop_nnx_blocks(model.layers, KeepMask(layers)),
         ):
             pass
     ends = nnx.List([nnx.Linear(3, 2, rngs=nnx.Rngs(0))])
     with (
-        jaxgrow.extras.integrations.nnx.drop_nnx_blocks(ends, KeepMask(jnp.ones(1, bool))),
+        of_nnx.drop_nnx_blocks(ends, KeepMask(jnp.ones(1, bool))),
         pytest.raises(ValueError, match=re.escape("Linear takes float32[2, 3] and returns (2, 2)")),
     ):
         ends[0](X)

@@ -17,6 +17,7 @@ from third_party import Stranger, tokens
 from tunix_models import llama_of_nnx
 
 import jaxgrow
+import jaxgrow.extras.integrations.nnx as of_nnx
 from jaxgrow import from_rules, infer_rules, operators, sizes, stack_layers
 
 # These warnings concern the packages.
@@ -120,9 +121,9 @@ def tunix() -> tuple[Stranger, dict]:
         return nnx.as_pure(nnx.state(nnx.eval_shape(llama_of_nnx(sizes)), nnx.Param))
 
     def apply(sizes):
-        return lambda params, tokens: jaxgrow.extras.integrations.nnx.build_nnx(
-            llama_of_nnx(sizes), params
-        )(tokens, POSITIONS, None, mask)[0]
+        return lambda params, tokens: of_nnx.build_nnx(llama_of_nnx(sizes), params)(
+            tokens, POSITIONS, None, mask
+        )[0]
 
     return Stranger(shapes, apply, "layers/{}", {}, (), SMALL_GQA, WIDE_GQA), {
         "final_norm/w": ("embed.in.norm.scale",)
@@ -198,13 +199,13 @@ def test_each_axis_that_is_read_must_be_said_to_be(journey):
 
 
 def test_a_model_of_nnx_is_grown_as_a_model():
-    """The `nnx` integration grows a model bitwise like `grow_nnx`, and the graph has the new sizes."""
+    """The `nnx` integration grows a model bitwise like `grow`, and the graph has the new sizes."""
     stranger = named(*tunix())
     given = third_party.drawn(stranger.shapes(SMALL_GQA), np.float32)
-    model = jaxgrow.extras.integrations.nnx.build_nnx(llama_of_nnx(SMALL_GQA), given)
+    model = of_nnx.build_nnx(llama_of_nnx(SMALL_GQA), given)
     axes = stack_layers(from_rules(given, stranger.rules), "layers/{}")
     growth = operators.hypercloning(sizes(stack_layers(given, "layers/{}"), axes), WIDE_GQA)
-    wide = jaxgrow.extras.integrations.nnx.grow_nnx(
+    wide = of_nnx.grow_nnx(
         model, growth, axes, llama_of_nnx({**SMALL_GQA, **WIDE_GQA}), "layers/{}"
     )
     stacked = jaxgrow.grow(growth, stack_layers(given, "layers/{}"), axes)

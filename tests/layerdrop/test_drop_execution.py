@@ -336,6 +336,21 @@ def test_the_losses_of_experts_do_not_train_layers_that_run_as_padding(scaling):
     assert (router[1] != 0).any()
 
 
+def test_integers_beside_weights_have_no_gradient_in_layers_that_run_as_padding():
+    """The kinds of layers are integers. They select the windows of attention, for example."""
+    kinds, weights = np.array([2, 3], np.int32), np.array([2.0, 5.0], np.float32)
+
+    def loss(weights, keep_mask):
+        def apply(w, x, scale):
+            return x + scale * w[0] * w[1] * x
+
+        y, _ = run_stack(apply, (weights, kinds), jnp.ones(1), remat="none", keep_mask=keep_mask)
+        return y.sum()
+
+    padding = KeepMask(np.array([0, 1]), np.array([0.0, 1.0], np.float32), "sublayer")
+    assert jax.jit(jax.grad(loss))(weights, padding).tolist() == [0, 3]
+
+
 @pytest.mark.parametrize("scaling", ["sublayer", pytest.param("block", marks=pytest.mark.slow)])
 def test_keep_probability_one_is_the_dense_stack_to_the_bit(loss_and_gradient, scaling):
     ones = np.ones(LAYERS, np.float32)

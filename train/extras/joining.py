@@ -25,7 +25,7 @@ ANSWER = 300.0  # seconds that processes wait for each other at the start and at
 # machine, or if only some of them find their programs in the cache.
 PATIENCE = f"--xla_cpu_collective_timeout_seconds={ANSWER:.0f} --xla_cpu_collective_call_terminate_timeout_seconds={ANSWER:.0f}"
 # Seconds without a heartbeat, after which JAX ends the remaining processes. JAX prints its stack and
-# aborts, so `train.common.watch` must notice the end of a process earlier.
+# aborts, so `train.extras.watch` must notice the end of a process earlier.
 HEARTBEAT = 120
 LOST = watch.LOST
 OPEN_MPI = "OMPI_MCA_orte_hnp_uri"  # its number of the job, and addresses of the first host
