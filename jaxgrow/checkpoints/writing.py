@@ -200,6 +200,8 @@ def transform(
         if isinstance(growth, Rules):
             raise CheckpointError("noise requires a growth by copies of units: omit the noise")
         grown = Noisy(grown, growth, seed, noise)
+    if lora is None:
+        _check_no_lora(source.folder)
     given = {"lora": lora, "optimizer": optimizer}
     companions = [COMPANIONS[n](source, growth, x) for n, x in given.items() if x is not None]
     return write(grown, output, record, companions)
@@ -231,7 +233,8 @@ def write(
     began = time.perf_counter()
     output = output if isinstance(output, Output) else Output(output)
     roots = source.roots
-    if not companions and not isinstance(source, Loaded):
+    # The folder ``like`` of `save` may hold an adapter, which does not belong to these parameters.
+    if not companions and type(source) is not Loaded:
         for root in roots:
             _check_no_lora(root.folder)
     source = source if output.dtype is None else Cast(source, output.dtype)
@@ -258,12 +261,8 @@ def write(
             for companion in companions:
                 about["files"] += companion.write(part, source, output)
             write_json(part / RECORD, about)
-    notes = [note for companion in companions for note in companion.notes]
-    notes += [note for root in roots for note in root.notes]
-    like = roots[0].hf_config if roots else None
-    if plan.family is not None and like is not None:
-        notes += layer_lists.removed_numbers(like, plan.hf_config or {})
-    notes += _not_copied(roots, output.folder)
+    notes = [note for origin in (*companions, *roots) for note in origin.notes]
+    notes += _change_notes(roots, plan, output.folder)
     return Written(source, plan.size, notes, time.perf_counter() - began)
 
 
@@ -424,10 +423,12 @@ def _history(roots: Sequence[Checkpoint]) -> list[Json]:
     return out
 
 
-def _not_copied(roots: Sequence[Checkpoint], folder: Path) -> list[str]:
-    """A note that lists the subfolders of a model that are not in the new folder."""
-    if not roots or roots[0].hf_config is None:
+def _change_notes(roots: Sequence[Checkpoint], plan: _Content, folder: Path) -> list[str]:
+    """Notes about keys of ``config.json`` that are removed, and about subfolders that are not copied."""
+    like = roots[0].hf_config if roots else None
+    if like is None:
         return []
+    notes = layer_lists.removed_numbers(like, plan.hf_config or {}) if plan.family else []
     names = [f"{name}/" for name in left_out(roots[0].folder) if not (folder / name).exists()]
     note = f"{roots[0].folder} has folders that are not copied: {listed(names)}"
-    return [note] if names else []
+    return [*notes, note] if names else notes

@@ -667,3 +667,15 @@ def test_encoders_with_any_masked_part_are_written(tmp_path, config):
     found, again = checkpoints.load(tmp_path / "hf")
     assert found == replace(own, masked=found.masked)
     jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+@pytest.mark.parametrize("kind", ["hf", "orbax"])
+def test_a_lora_in_the_folder_of_a_model_is_not_left_behind(tmp_path, folder, kind):
+    checkpoints.transform(folder, checkpoints.Output(tmp_path / "a", kind), {})
+    (tmp_path / "a" / "adapter_config.json").write_text("{}")
+    source = checkpoints.open_checkpoint(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="contains an adapter in addition"):
+        checkpoints.write(source, tmp_path / "b")
+    with pytest.raises(CheckpointError, match="contains an adapter in addition"):
+        checkpoints.transform(source, tmp_path / "b", DEEPER, optimizer=("copy", None))
+    assert not (tmp_path / "b").exists()
