@@ -80,13 +80,14 @@ def test_binary_that_is_not_utf_8_is_replaced(read, tmp_path):
     assert read(path).tobytes().decode() == "a\N{REPLACEMENT CHARACTER}\0"
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 @pytest.mark.parametrize("nest", [list, dict])
-def test_strings_that_are_not_utf_8_are_replaced(read, tmp_path, nest):
+def test_strings_that_are_not_utf_8_are_replaced(read, tmp_path, nest, suffix):
     texts = pa.array([b"a\xff", b"b"]).view(pa.string())
     column: Any = pa.StructArray.from_arrays([texts], ["a"])
     if nest is list:
         column = pa.ListArray.from_arrays([0, 1, 2], texts)
-    path = written(tmp_path / "a.arrow", column)
+    path = written(tmp_path / f"a.{suffix}", column)
     found = read(path, field="text" if nest is list else "text.a")
     assert found.tobytes().decode() == "a\N{REPLACEMENT CHARACTER}\0b\0"
 

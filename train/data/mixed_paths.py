@@ -6,11 +6,9 @@ On the command line and in Python, ``{wiki: 0.7, code: 0.3}`` and ``[wiki, code]
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 _WILD = frozenset("*?[")
 _NAME = re.compile(r"(\w[\w.-]*)?")
@@ -127,11 +125,8 @@ def _listed(value: Any, setting: str, form: str) -> list[tuple[Any, Any]] | None
     if not _is_several(value):
         return None
     if isinstance(value, str):
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"{setting}={value} cannot be read: write it as {form}") from error
-    if isinstance(value, Mapping):
+        pairs = list(_parsed_pairs(value.strip(), setting, form))
+    elif isinstance(value, Mapping):
         pairs = list(value.items())
     else:
         paired = all(isinstance(item, list | tuple) and len(item) == 2 for item in value)
@@ -148,6 +143,36 @@ def _is_several(value: object) -> bool:
     text = value.strip()
     is_list = text.startswith("[") and text.endswith("]")
     return (text.startswith("{") or is_list) and not os.path.lexists(os.path.expanduser(value))
+
+
+def _parsed_pairs(text: str, setting: str, form: str) -> Iterator[tuple[str, str | float | None]]:
+    """Read ``{a: 0.7, b: 0.3}``, ``{a: b.txt}`` or ``[a, b]``; quotes may be around each part.
+
+    YAML would refuse ``*.txt``, convert ``2023``, and drop the first of two equal paths.
+    """
+    for entry in filter(None, map(str.strip, text[1:-1].split(","))):
+        if text[0] == "[":
+            yield _unquoted(entry), None
+            continue
+        weighted = setting == "data.path"
+        left, colon, right = entry.rpartition(":") if weighted else entry.partition(":")
+        number = _number(right) if weighted else _unquoted(right)
+        if not (colon and left.strip() and right.strip()) or number is None or text[-1] != "}":
+            raise ValueError(f"{setting}={text} cannot be read at {entry!r}: write it as {form}")
+        yield _unquoted(left), number
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _unquoted(text: str) -> str:
+    text = text.strip()
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text
 
 
 def _check_path(setting: str, path: object) -> None:
