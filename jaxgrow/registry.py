@@ -31,15 +31,14 @@ class Registry(Mapping[str, T]):
         self._added: dict[str, T] = {}
 
     def add(self, name: str, value: T) -> None:
-        """Add a value. A class that is defined again replaces its old definition.
+        """Add a value. A class that its file defines again replaces its old definition.
 
         Raises:
           ValueError: another value of this name was added before.
         """
         known = self._added.get(name)
         # A file of configs is executed each time that one of its configs is loaded.
-        again = isinstance(known, type) and known.__qualname__ == getattr(value, "__qualname__", "")
-        if known is not None and not again:
+        if known is not None and not is_same_class(known, value):
             raise ValueError(f"the {self.kind} {name} is registered already: choose another name")
         self._added[name] = value
 
@@ -63,3 +62,10 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return len({**self._added, **self._modules()})
+
+
+def is_same_class(old: object, new: object) -> bool:
+    """Whether two classes are one, or were made by executing the same file twice."""
+    if not isinstance(old, type) or not isinstance(new, type):
+        return False
+    return (old.__module__, old.__qualname__) == (new.__module__, new.__qualname__)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -347,7 +348,14 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("model.tied=1", "expected bool, but got '1'"),
         ("optim.peak_lr=fast", "expected float, but got 'fast'"),
         ("parallel=tpu", "expected 'mesh' or 'pmap', but got 'tpu'"),
-        ("method=VCycle", "expected Method, but got"),
+        (
+            "method=VCycle",
+            "expected Scratch or VCycle or Growing or Continue or FineTune or Inherit, but got 'VCycle'; only the config file",
+        ),
+        (
+            "data=Images",
+            "expected Data or Images or Labelled, but got 'Images'; only the config file",
+        ),
         ("method.up=(1, 2)", "expected tuple[TrainStage, ...], but got '(1, 2)'"),
         (
             "method.moments_up=most",
@@ -429,7 +437,18 @@ def test_annotations_may_be_deferred(tmp_path):
         "    return None\n"
     )
     assert list(listed_experiments(tmp_path / "deferred.py")) == ["mine"]
-    assert load_experiment(f"{tmp_path / 'deferred.py'}:mine").method.modifiers[0].size == 2
+    config = f"{tmp_path / 'deferred.py'}:mine"
+    mine = load_experiment(config)
+    assert mine.method.modifiers[0].size == 2
+    # Loading it again executes the file again.
+    assert load_experiment(config, ["method.own_deferred=3"]).method.modifiers[0].size == 3
+    assert experiment_json(mine)["method"]["Scratch"]["own_deferred"] == 2
+    # Another file must not replace the class.
+    shutil.copy(tmp_path / "deferred.py", tmp_path / "copied.py")
+    with pytest.raises(
+        UserError, match=r"copied.py, line 9: .* modifier own_deferred is registered"
+    ):
+        load_experiment(tmp_path / "copied.py:mine")
 
 
 def test_wrong_types_are_refused_in_files_and_commands(tmp_path):

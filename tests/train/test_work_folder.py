@@ -16,7 +16,6 @@ import pytest
 import runs
 
 from jaxgrow.checkpoints import open_checkpoint, orbax
-from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.io.folders import lock_file
 from jaxgrow.untrusted import UntrustedError, using_limits
 from train import pretrain
@@ -238,7 +237,7 @@ def test_a_file_system_without_locks_is_told_with_a_way_out(run, monkeypatch):
     monkeypatch.setattr(files.fcntl, "flock", none)
     with (
         pytest.raises(
-            CheckpointError, match=r"cannot be locked \(flock: No locks .*: mount the file system"
+            UserError, match=r"cannot be locked \(flock: No locks .*: mount the file system"
         ),
         Workdir(run).alone(),
     ):

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from jaxgrow.registry import is_same_class
 from jaxgrow.typed import Json, allowed_values, describe_type, field_types, fits_type, type_message
 from train.common.errors import UserError
 
@@ -29,15 +30,19 @@ class _ItemsOfName(NamedTuple):
     def hint(self) -> object:
         return (field_types(self.kind)[self.only] if self.only else self.kind) | None
 
+    def has(self, item: object) -> bool:
+        """Whether an item has this name. Its file may have been executed again since it was made."""
+        return is_same_class(type(item), self.kind)
+
     def get(self, node: object) -> object:
-        item = next((x for x in getattr(node, self.field) if type(x) is self.kind), None)
+        item = next((x for x in getattr(node, self.field) if self.has(x)), None)
         return getattr(item, self.only) if item is not None and self.only else item
 
     def replaced(self, node: object, value: object) -> tuple[object, ...]:
         """Return the items of ``node`` with ``value`` for this name."""
         items = getattr(node, self.field)
         new = () if value is None else (self._item(value),)
-        at = next((i for i, x in enumerate(items) if type(x) is self.kind), len(items))
+        at = next((i for i, x in enumerate(items) if self.has(x)), len(items))
         return (*items[:at], *new, *items[at + 1 :])
 
     def _item(self, value: object) -> object:
@@ -60,13 +65,10 @@ def _items_by_name(kind: type) -> dict[str, _ItemsOfName]:
 def by_name(node: object, f: dataclasses.Field) -> Json:
     """Return the items of a field with the metadata `named_items`, in the form of ``config.json``."""
     out: Json = dict.fromkeys(f.metadata["always"])
-    names = {item.kind: (name, item) for name, item in _items_by_name(type(node)).items()}
+    names = _items_by_name(type(node)).items()
     for value in getattr(node, f.name):
-        if type(value) in names:
-            name, item = names[type(value)]
-            out[name] = item.get(node)
-        else:
-            out[type(value).__name__] = value
+        name, item = next(((n, i) for n, i in names if i.has(value)), (type(value).__name__, None))
+        out[name] = item.get(node) if item else value
     return out
 
 
@@ -145,7 +147,7 @@ class SettingField(NamedTuple):
 
     @property
     def type(self) -> str:
-        return describe_type(self.hint)
+        return _described_type(self.hint)
 
 
 def all_settings(node: object, name: str = "", unset: bool = False) -> Iterator[SettingField]:
@@ -281,9 +283,7 @@ def _valid(node: object, overrides: Sequence[str], name: str = "") -> Any:
     }
     for own, item in _items_by_name(type(node)).items():
         items = fields.setdefault(item.field, getattr(node, item.field))
-        valid = [
-            _valid(x, overrides, f"{name}{own}.") if type(x) is item.kind else x for x in items
-        ]
+        valid = [_valid(x, overrides, f"{name}{own}.") if item.has(x) else x for x in items]
         fields[item.field] = tuple(valid)
     try:
         return type(node)(**fields)
@@ -297,7 +297,24 @@ def _parse(text: str, hint: object, name: str) -> object:
     for value in _readings(text):
         if fits_type(value, hint):
             return float(value) if type(value) is int and int not in allowed_values(hint) else value
-    raise UserError(f"--set {name}: {type_message(text, hint)}")
+    raise UserError(f"--set {name}: {_wrong_type(text, hint)}")
+
+
+def _choices(hint: object) -> Iterable[str]:
+    """Return the names in the ``choices`` of a base class, and nothing for another type."""
+    return vars(hint).get("choices", ()) if isinstance(hint, type) else ()
+
+
+def _described_type(hint: object) -> str:
+    return " or ".join(_choices(hint)) or describe_type(hint)
+
+
+def _wrong_type(value: object, hint: object) -> str:
+    if not _choices(hint):
+        return type_message(value, hint)
+    return (
+        f"expected {_described_type(hint)}, but got {value!r}; only the config file can choose one"
+    )
 
 
 def _readings(text: str) -> Iterator[object]:
@@ -334,6 +351,6 @@ def wrong_types(node: object, name: str = "") -> list[str]:
         wrong += (
             wrong_types(value, path)
             if fits_type(value, hint)
-            else [f"{path}: {type_message(value, hint)}"]
+            else [f"{path}: {_wrong_type(value, hint)}"]
         )
     return wrong

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxgrow.axes import Params, Tree
 from jaxgrow.models import Config
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 from train.common.errors import UserError
 
@@ -41,6 +42,10 @@ class Source(Protocol):
     def sample(self, i: int, rng: np.random.Generator) -> Batch: ...
 
 
+# The datasets, by name. A config file can also have its own class.
+DATASETS: "Registry[type[Dataset]]" = Registry("dataset", "train.extras")
+
+
 @dataclass(frozen=True)
 class Dataset(ABC):
     """The settings of the data of a run, and the data themselves.
@@ -49,6 +54,7 @@ class Dataset(ABC):
     cannot take them.
     """
 
+    choices: ClassVar = DATASETS  # for messages
     modality: ClassVar[str]  # what its models read, as in `jaxgrow.models.Config`
     # Whether a run that starts from another run on the same data reads the samples that follow
     # those of the other run.

@@ -29,7 +29,7 @@ from train.common.files import read_record, write_record
 from train.data import corpus as reading
 from train.data.cache import PROGRESS, cache_folder, cached_folder, make_again
 from train.data.corpus import Corpus
-from train.data.dataset import Batch, Dataset, Source, more_held_out
+from train.data.dataset import DATASETS, Batch, Dataset, Source, more_held_out
 from train.data.formats import TEXT, Formats
 from train.data.mixed_paths import named_paths, source_names, weighted_paths
 from train.data.mixture import Mixture, as_shares
@@ -694,3 +694,6 @@ def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], So
     return lambda part, begins: MaskedWindows(
         part, model.length, *known, masked=model.masked, begins=begins if used else None
     )
+
+
+DATASETS.add("Data", Data)

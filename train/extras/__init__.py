@@ -20,6 +20,11 @@ _COMMANDS = (
 EXTRAS: dict[str, dict[str, str]] = {
     "corpus": {"tfds": "train.extras.tfds"},
     "corpus formats": {"tokens": "train.extras.token_files"},
+    "dataset": {
+        "Images": "train.extras.images.images",
+        "Labelled": "train.extras.labelled.task",
+    },
+    "method": {"FineTune": "train.extras.fine_tune", "Inherit": "train.extras.inherit"},
     "modifier": dict.fromkeys(("rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"),
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
     "joining": {"processes": "train.extras.joining"},

@@ -15,7 +15,7 @@ from jaxgrow.optim.freeze import Freeze
 from train.extras.adapting import Adapt
 from train.extras.modifiers import DropUnits
 from train.plan.lifetimes import Plan
-from train.plan.methods import LARGE, Method
+from train.plan.methods import LARGE, METHODS, Method
 from train.plan.modifiers import DropLayers, FreezeParts, train_phases
 from train.plan.phase import Context, Models, Phase
 from train.plan.training import Modifier, Train, keep_trained
@@ -188,3 +188,6 @@ def _with_best(trained: tuple[Phase, ...], best: Best) -> tuple[Phase, ...]:
     for begin, until in itertools.pairwise(cuts):
         phases += [replace(phase, begin=begin, until=until), KeepBest(LARGE, best)]
     return (*phases, TakeBest(LARGE))
+
+
+METHODS.add("FineTune", FineTune)

@@ -16,7 +16,7 @@ from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
 from train.common.fields import GIVEN
 from train.plan.lifetimes import Plan
-from train.plan.methods import LARGE, SOURCE, Method, TrainStage, source_phases
+from train.plan.methods import LARGE, METHODS, SOURCE, Method, TrainStage, source_phases
 from train.plan.modifiers import less_than_one
 from train.plan.training import NOTHING, Modifier, ModifierInput, PhaseStart, Train
 from train.state.model import TrainState, logits, target_weights
@@ -188,3 +188,6 @@ class Inherit(Method):
         teacher = Teacher(SOURCE, self.temperature, self.fraction, self.small)
         source = source_phases(self.small, self.source, optim, steps)
         return (*source, *self.stage.train(LARGE, model, optim, steps, teacher))
+
+
+METHODS.add("Inherit", Inherit)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxgrow.growth.moments import Policy
 from jaxgrow.layerdrop import Sensitivity
@@ -11,6 +11,7 @@ from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
 from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.ligo import LiGO
+from jaxgrow.registry import Registry
 from train.common.fields import CHANGED, GIVEN, named
 from train.plan.learning import Learn
 from train.plan.lifetimes import Plan
@@ -40,9 +41,15 @@ SOURCE = "small"
 SAMPLING = tuple(name for name, made in OPERATORS.items() if made.accepted({"seed": 0}))
 
 
+# The methods, by name. A config file can also have its own class.
+METHODS: "Registry[type[Method]]" = Registry("method", "train.extras")
+
+
 @dataclass(frozen=True)
 class Method:
     """A training method: a dataclass of settings that builds a plan."""
+
+    choices: ClassVar = METHODS  # for messages
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:
         """Return the phases of a run.
@@ -325,3 +332,7 @@ def source_phases(
     if isinstance(source, str):
         return (LoadCheckpoint(SOURCE, small, source),)
     return source.train(SOURCE, small, optim, steps)
+
+
+for method in (Scratch, VCycle, Growing, Continue):
+    METHODS.add(method.__name__, method)

@@ -6,7 +6,7 @@ kind of phase is one class.
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -79,7 +79,7 @@ class Context(Protocol):
         """
         ...
 
-    def train(self, phase: Any) -> TrainState:
+    def train(self, phase: "Phase") -> TrainState:
         """Run the remaining steps of a `train.plan.training.Train`, and return the trained model."""
         ...
 

@@ -358,8 +358,9 @@ class Trainer:
 
     # --- training ---
 
-    def train(self, phase: Train) -> TrainState:
+    def train(self, phase: Phase) -> TrainState:
         """Run the remaining steps of ``phase``, and return the trained model."""
+        assert isinstance(phase, Train)
         e = self.experiment
         name = self.spoken(phase)
         modifiers = tuple(m.program() for m in phase.modifiers)

@@ -333,6 +333,8 @@ class Workdir:
             raise UserError(
                 f"another process uses {self.folder}; wait until it has saved its checkpoint, or give another --workdir"
             ) from error
+        except CheckpointError as error:  # no locks; all processes have to end
+            raise UserError(str(error)) from error
         if handle is None:
             self._held.append((file.fileno(), self.folder / ".lock"))
         delete_parts(self.folder)

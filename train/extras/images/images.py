@@ -27,7 +27,7 @@ from jaxgrow.untrusted import file_limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
 from train.data.cache import cache_folder, cached_folder, make_again
-from train.data.dataset import Batch, Source, more_held_out
+from train.data.dataset import DATASETS, Batch, Source, more_held_out
 from train.data.decoding import (
     COMPRESSED,
     MAGIC,
@@ -695,3 +695,6 @@ def _tfds_images(data: Images) -> tuple[_Kept, _Kept | None]:
 
     valid = next((s for s in ("validation", "test") if s in builder.info.splits), None)
     return kept("train"), kept(valid) if valid else None
+
+
+DATASETS.add("Images", Images)

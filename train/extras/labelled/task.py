@@ -14,7 +14,7 @@ from jaxgrow.models.config import TextConfig
 from jaxgrow.typed import Json, build_dataclass, did_you_mean
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
-from train.data.dataset import Batch
+from train.data.dataset import DATASETS, Batch
 from train.data.mixed_paths import refuse_several
 from train.data.tokenizers import write_tokenizer
 from train.extras.labelled import glue, squad, table
@@ -299,3 +299,6 @@ def _prepared(
         known,
         encoder.own_pad,
     )
+
+
+DATASETS.add("Labelled", Labelled)
