@@ -200,7 +200,7 @@ def of_experts(**wrong: Any) -> Case:
         assert "set experts" in said, said
         LlamaConfig(**LLAMA, **wrong, experts=2, active=1)
 
-    return Case("are settings of experts", lambda place: LlamaConfig(**LLAMA, **wrong), follows)
+    return Case("only experts use", lambda place: LlamaConfig(**LLAMA, **wrong), follows)
 
 
 def generated(head: str, **options: Any) -> Any:

@@ -181,7 +181,7 @@ class MergedModels(Interpolated):
             way_out = "choose the config of one model with --take-config A or --take-config B"
             raise self._differ(differ, way_out)
         chosen = configs[self._take == "B"]
-        settings = {name: getattr(chosen, name) for name in names} | context
+        settings = {f.name: getattr(chosen, f.name) for f in fields(chosen)} | context
         self._models = [_Reconfigured(model, {}, **settings) for model in self._models]
         if not matched:
             self._first = int(self._take == "B")
