@@ -350,11 +350,11 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("parallel=tpu", "expected 'mesh' or 'pmap', but got 'tpu'"),
         (
             "method=VCycle",
-            "expected Scratch or VCycle or Growing or Continue or FineTune or Inherit, but got 'VCycle'; only the config file",
+            "expected Continue or FineTune or Growing or Inherit or Scratch or VCycle, but got 'VCycle'; set it to one of them",
         ),
         (
             "data=Images",
-            "expected Data or Images or Labelled, but got 'Images'; only the config file",
+            "expected Data or Images or Labelled, but got 'Images'; set it to one of them",
         ),
         ("method.up=(1, 2)", "expected tuple[TrainStage, ...], but got '(1, 2)'"),
         (

@@ -300,9 +300,9 @@ def _parse(text: str, hint: object, name: str) -> object:
     raise UserError(f"--set {name}: {_wrong_type(text, hint)}")
 
 
-def _choices(hint: object) -> Iterable[str]:
+def _choices(hint: object) -> list[str]:
     """Return the names in the ``choices`` of a base class, and nothing for another type."""
-    return vars(hint).get("choices", ()) if isinstance(hint, type) else ()
+    return sorted(vars(hint).get("choices", ())) if isinstance(hint, type) else []
 
 
 def _described_type(hint: object) -> str:
@@ -312,9 +312,7 @@ def _described_type(hint: object) -> str:
 def _wrong_type(value: object, hint: object) -> str:
     if not _choices(hint):
         return type_message(value, hint)
-    return (
-        f"expected {_described_type(hint)}, but got {value!r}; only the config file can choose one"
-    )
+    return f"expected {_described_type(hint)}, but got {value!r}; set it to one of them in the config file"
 
 
 def _readings(text: str) -> Iterator[object]:

@@ -125,7 +125,7 @@ class Context(Protocol):
 class Phase:
     """A part of a plan. Phases are frozen dataclasses; equal ones share their compiled programs.
 
-    A class declares which of its fields are the names of models: ``class Merge(Phase,
+    A class declares which of its fields are the names of models: ``class Measure(Phase,
     reads=("name",), writes="name")``.
     """
 
