@@ -29,6 +29,7 @@ from train.data.text import Data, training_text
 from train.extras import joining
 from train.extras.advice.fits import Measured, fit_savings
 from train.extras.evaluation.benchmarks import Benchmarks
+from train.extras.fine_tune import Best
 from train.extras.images.images import Images
 from train.extras.inherit import Inherit
 from train.extras.labelled.task import Labelled
@@ -750,6 +751,11 @@ def restored_data(place: Place, said: str) -> None:
     pretrain.run_experiment(runs.experiment(place.folder, checkpoint_every=2), place["own"])
 
 
+def smaller_is_better(place: Place, said: str) -> None:
+    [by] = re.findall(r"best\.by=(\w+)", said)
+    assert Best(by).better(1.0, 2.0)
+
+
 def counted(place: Place, context: int) -> None:
     model = replace(FAMILIES["gpt2"], head="classes", context=context)
     check_experiment(runs.experiment(place.folder, model=model, data=sentences(place, length=16)))
@@ -776,6 +782,7 @@ OTHERS = [
          lambda p, said: not_utf8(p, b"caf\xe9\n".decode("latin-1").encode())),
     Case("{prompt} is not UTF-8", lambda p: generate._check_prompt("caf\udce9"),
          lambda p, said: generate._check_prompt(b"caf\xe9".decode("latin-1"))),
+    Case("has no metrics besides the loss", lambda p: Data().scores(p, p, p), smaller_is_better),
     Case("is a link, which a run does not", linked, elsewhere),
     Case("another process uses", locked, elsewhere),
     Case("--few-shot is", lambda p: Benchmarks(few_shot=-1).load([]),

@@ -112,7 +112,7 @@ class Dataset(ABC):
     def scores(self, config: Config, params: Params, mesh: jax.sharding.Mesh) -> dict[str, float]:
         """The metrics of a model on the validation data, the main one first."""
         raise UserError(
-            f"{type(self).__name__} has no metrics besides the loss: set best.by=loss in the method"
+            f"{type(self).__name__} has no metrics besides the loss: set best.by=val_loss in the method"
         )
 
     def check_modality(self, model: Config) -> None:
