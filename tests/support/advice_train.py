@@ -578,7 +578,7 @@ CONFIGS = [
         runs.experiment(p.folder, method=runs.VCYCLE), ["method.up.9.lr=2"]),
         lambda p, said: with_overrides(runs.experiment(p.folder, method=runs.VCYCLE), [
             f"method.up.{part('from 0 to ([0-9]+)', said)}.lr=2"])),
-    of_text("--set {name}: {type_message", "{e}", lambda said: ["steps=4"], "steps=four"),
+    of_text("--set {name}: {_wrong_type", "{e}", lambda said: ["steps=4"], "steps=four"),
     of_text("must be at least 1", "{e}", lambda said: ["batch=8"], "batch=0"),
     setting("rewarm uses the step count", rewarmed("sgd"), "optim.name=adamw", check_experiment),
     setting("rewarm warms up the new entries", rewarmed("adamw", 2), "optim.warmup=0", check_experiment),
