@@ -66,8 +66,8 @@ def growth_by_method(
       traits: properties of the model that operators take.
 
     Returns:
-      The growth, and the optional arguments of the operator: properties of the model and those of
-      the command.
+      The growth, and the optional arguments of the operator, from the properties of the model and
+      from the command.
 
     Raises:
       UsageError: a seed or a blend is given, but the operator does not use it.

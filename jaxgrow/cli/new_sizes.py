@@ -1,4 +1,4 @@
-"""Which new sizes do the arguments of a command give, and does the model have such axes?"""
+"""How are new sizes read from the arguments of a command, and checked against a model?"""
 
 import argparse
 

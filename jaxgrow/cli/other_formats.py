@@ -11,7 +11,7 @@ class CheckpointFormat(Protocol):
     """Commands for checkpoints that `jaxgrow.checkpoints.open_checkpoint` cannot open."""
 
     def accepts(self, folder: Path, a: argparse.Namespace) -> bool:
-        """Return whether the folder, or the arguments, are those of such a checkpoint."""
+        """Return whether a folder is such a checkpoint, or the arguments choose such a format."""
         ...
 
     def inspect(self, a: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """The arguments of the commands of extras.
 
-As those of the core (`jaxgrow.cli.arguments`), they do not wait for JAX.
+This module does not import JAX, as `jaxgrow.cli.arguments`.
 """
 
 import argparse

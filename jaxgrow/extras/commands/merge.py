@@ -114,7 +114,8 @@ class MergedModels(Interpolated):
     def _match_vocabularies(self) -> bool:
         """Give both models one vocabulary: the larger one. Rows are matched by their tokens.
 
-        Of vocabularies of one size, it is the one with more tokens, or that of the model to take.
+        If both have the same size, the vocabulary of the model to take is chosen, or else the one with
+        more tokens.
         """
         sizes = [model.sizes().get("vocab", 0) for model in self._models]
         tokens = [tokens_of(checkpoint.folder) for checkpoint in self._checkpoints]

@@ -1,4 +1,4 @@
-"""Which tokens do the ids of a model mean, by the tokenizer files in its folder?"""
+"""How are the tokens of a model read from the tokenizer files in its folder?"""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -230,7 +230,7 @@ class OtherTrainers:
     """The commands for checkpoints of other trainers."""
 
     def accepts(self, folder: Path, a: argparse.Namespace) -> bool:
-        """Return whether a folder is such a checkpoint, or the arguments say so."""
+        """Return whether a folder is such a checkpoint, or the arguments choose a format."""
         return bool(a.format or a.names) or is_foreign_run(folder)
 
     def inspect(self, a: argparse.Namespace) -> None:

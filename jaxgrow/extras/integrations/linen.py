@@ -170,9 +170,8 @@ class _Calls:
             x = scaled(changed, self._keep_mask)(w, x, scale)
             return found[0].replace(x=x)
 
-        scale = self._scale
         weights = module.variables, keys, call.arrays
-        inputs = weights, None if scale is None else jnp.asarray(scale[i])
+        inputs = weights, None if self._scale is None else jnp.asarray(self._scale[i])
         shape: _Result = jax.eval_shape(layer, inputs, call.x)
         others = [jnp.zeros(s.shape, s.dtype) for s in shape.others]
         others = varying(others, (self.open, inputs, call.x))

@@ -80,7 +80,7 @@ def grow_state(
       The state of ``grown``.
 
     Raises:
-      CheckpointError: the shape of a state differs from that of its parameter, or this kind of
+      CheckpointError: a state and its parameter have different shapes, or this kind of
         state is not supported, or not by the policy.
     """
     if policy == "asymmetric" and any(not is_layers(axis) for axis in maps.new_sizes(growth)):

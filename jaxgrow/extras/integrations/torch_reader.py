@@ -164,7 +164,7 @@ def check_pickle(file: CheckedPath) -> None:
 
 
 def is_tensor(about: object) -> bool:
-    """Whether the description of an entry is that of a tensor."""
+    """Whether an entry is a tensor; ``about``: its description."""
     return hasattr(about, "size")
 
 
