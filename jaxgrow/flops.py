@@ -108,8 +108,8 @@ def layer_weights(config: Config) -> np.ndarray:
       config: config of the model.
 
     Returns:
-      Numbers whose mean is 1. For the argument ``layers`` of `forward_flops` and `train_flops`, add up the
-      weights of the layers that ran.
+      Numbers whose mean is 1. For the argument ``layers`` of `forward_flops` and `train_flops`, add
+      up the weights of the layers that ran.
     """
     cost = config.cost(config.length)
     return np.array(cost.layers) / cost.layer if cost.layers else np.ones(config.depth)

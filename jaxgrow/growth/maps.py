@@ -562,11 +562,11 @@ def dual(growth: Growth) -> Growth:
     ``grad at grow(g, s) == grow(dual(g), grad at s)`` holds under three conditions: ``g`` preserves
     the function by copying units; on the axes that a norm averages over, ``read`` divides equally
     among the copies; and with GQA, the copies of a key/value head have equal gradients
-    (`jaxgrow.operators.targets.copied_units`). Function-preserving operators that do not meet them are
-    `llama_pro`, `lemon` if ``embed`` or ``kv_heads`` grows, and with GQA, `zero_pad` if ``heads``
-    grow, and every operator that copies key/value heads without their query heads. For every ``g``,
-    ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. Applying `dual` twice returns the
-    original growth.
+    (`jaxgrow.operators.targets.copied_units`). Function-preserving operators that do not meet them
+    are `llama_pro`, `lemon` if ``embed`` or ``kv_heads`` grows, and with GQA, `zero_pad` if
+    ``heads`` grow, and every operator that copies key/value heads without their query heads. For
+    every ``g``, ``grow(swap(dual(g)), .)`` is the adjoint of ``grow(g, .)``. Applying `dual` twice
+    returns the original growth.
 
     Args:
       growth: maps, or rules.

@@ -305,9 +305,9 @@ def schedule(
                  layer unless the limit is 0
     ============ ================================== ================================================
 
-    With ``drop.sensitivity``, `keep_probabilities` computes the keep probabilities instead. Their mean equals
-    the mean of "linear", and the measured ``sensitivity`` determines the differences between
-    layers. With ``drop.keep="published"``, the keep probabilities are computed as for
+    With ``drop.sensitivity``, `keep_probabilities` computes the keep probabilities instead. Their
+    mean equals the mean of "linear", and the measured ``sensitivity`` determines the differences
+    between layers. With ``drop.keep="published"``, the keep probabilities are computed as for
     "algorithm1", and `output_divisors` as for "linear".
 
     Args:

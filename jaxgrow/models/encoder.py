@@ -145,7 +145,7 @@ class Encoder(Model):
         return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
 
     def predicted(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Tree:
-        """Return the output of `token_logits_or_loss`, which has a bias for every token of the vocabulary."""
+        """Return `token_logits_or_loss` with a bias for every token of the vocabulary."""
         c = self.config
         head_DV = head_kernel(self, c, embedding_VD)
         zeros = named_init(nn.initializers.zeros, "vocab", role="bias")

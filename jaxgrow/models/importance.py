@@ -1,13 +1,18 @@
 """The importance of the layers and units of a trained model, for `jaxgrow.operators.prune`.
 
 The scores need one pass over data. The importance of layers comes from their effect on the residual
-stream, which `residual_streams` returns: `block_influence` (ShortGPT) and `angular_distance` (Gromov et al.). The
-importance of units comes from `unit_importance` (Minitron). Scores are means over positions. For
-several batches of equal size, take the mean of their scores.
+stream, which `residual_streams` returns: `block_influence` (ShortGPT) and `angular_distance`
+(Gromov et al.). The importance of units comes from `unit_importance` (Minitron). Scores are means
+over positions. For several batches of equal size, take the mean of their scores.
 
-All scores are keyed by axis, as `jaxgrow.operators.prune` takes them:
-``{layers: influence(x) for layers, x in streams(..).items()} | activations(..)``. In a model with
-stages, the axes are ``layers.0`` or ``heads.1``, for example, and each stage has a separate stream.
+All scores are keyed by axis, as `jaxgrow.operators.prune` takes them::
+
+    streams = residual_streams(config, params, inputs)
+    scores = {layers: block_influence(x) for layers, x in streams.items()}
+    scores |= unit_importance(config, params, inputs)
+
+In a model with stages, the axes are ``layers.0`` or ``heads.1``, for example, and each stage has a
+separate stream.
 """
 
 from collections import defaultdict
@@ -78,8 +83,8 @@ def angular_distance(stream: jax.Array, count: int) -> jax.Array:
 
     The distance of the block from layer l on is ``d_l = E arccos(cos(x_l, x_{l+count})) / pi``.
     Gromov et al. remove the block with the smallest d. To give one number for each layer, as in
-    `block_influence`, a layer gets the smallest d of all blocks that contain it: the ``count`` layers
-    with the smallest numbers are the block of the paper.
+    `block_influence`, a layer gets the smallest d of all blocks that contain it: the ``count``
+    layers with the smallest numbers are the block of the paper.
 
     Deviation(Gromov): the mean is over all positions, not only over the last position of each text.
     In a causal model, every position is the last position of a shorter text. In other models, the
@@ -112,8 +117,8 @@ def angular_distance(stream: jax.Array, count: int) -> jax.Array:
         raise ValueError(
             f"count is {count}, but must be between 1 and the {layers} layers of the stream"
         )
-    # The distance of the directions is used, as in `block_influence`, because the arc cosine of a number
-    # near one is imprecise.
+    # The distance of the directions is used, as in `block_influence`, because the arc cosine of a
+    # number near one is imprecise.
     distance = _mean_of_layers(
         2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1))
     )

@@ -1,7 +1,7 @@
 """Llama (Touvron et al., 2023) and related decoders with rotary positions and GQA.
 
-The families differ only in their config. `jaxgrow.extras.families.llama_like` has the settings of Qwen3,
-Mistral, Gemma 2 and 3, OLMo 2, Phi-3, SmolLM 3 and Pythia.
+The families differ only in their config. `jaxgrow.extras.families.llama_like` has the settings of
+Qwen3, Mistral, Gemma 2 and 3, OLMo 2, Phi-3, SmolLM 3 and Pythia.
 
 Shape suffixes: B batch, T positions, S keys, D embed, H heads, G key/value heads, K head_dim, F
 mlp, V vocab, C classes, R rotated dimensions of a head, I pairs of them.

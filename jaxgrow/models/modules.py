@@ -23,8 +23,8 @@ from jaxgrow.sharding import axis_parts, current_platform, flatten_features
 class Linear(nn.Module):
     """``y = x W + b``, with a name for every axis of ``W``.
 
-    If leaves ``a`` and ``b`` of a LoRA are stored with the kernel (`jaxgrow.extras.peft.lora.attach_lora`), the
-    output is ``y + (x a) b``.
+    If leaves ``a`` and ``b`` of a LoRA are stored with the kernel
+    (`jaxgrow.extras.peft.lora.attach_lora`), the output is ``y + (x a) b``.
 
     Attributes:
       axes: the axis names of the kernel. Leading axes that end in ``.in`` are contracted.

@@ -3,8 +3,8 @@
 A model without experts is first converted to a mixture with a single expert, which its router must
 always choose (`jaxgrow.models.upcycling.as_mixture`). All operators here therefore grow the axis
 ``experts``. They copy the router's columns with the experts, so the router cannot distinguish the
-copies until noise is added to it. `jaxgrow.models.upcycling.add_router_noise` adds this noise, and all recipes
-for these operators apply it after the growth.
+copies until noise is added to it. `jaxgrow.models.upcycling.add_router_noise` adds this noise, and
+all recipes for these operators apply it after the growth.
 """
 
 import numpy as np
@@ -68,11 +68,11 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
 
     ``target`` is ``{"experts": E, "mlp": F'}``. With the old number F of MLP units, ``G = F / F'``,
     and expert e is a copy of part ``e mod G``. Each group of G consecutive experts contains every
-    part once. `jaxgrow.models.upcycling.add_router_noise` with ``group=G`` keeps the same router column for
-    the experts of a group. A token with G experts is then routed to all parts of one group. If the
-    gates add up to 1, each part has the gate 1 / G. Kernels whose input axis is ``mlp`` are
-    multiplied by G, so the function is preserved. (He et al. distribute the factor over all three
-    kernels, and do not normalise the gates.)
+    part once. `jaxgrow.models.upcycling.add_router_noise` with ``group=G`` keeps the same router
+    column for the experts of a group. A token with G experts is then routed to all parts of one
+    group. If the gates add up to 1, each part has the gate 1 / G. Kernels whose input axis is
+    ``mlp`` are multiplied by G, so the function is preserved. (He et al. distribute the factor over
+    all three kernels, and do not normalise the gates.)
 
     Args:
       {arguments}

@@ -1,9 +1,9 @@
 """LiGO: a growth operator whose maps are learned (Wang et al., ICLR 2023).
 
 The width grows by ``Omega_j = B_out W_j B_in.T``, then the depth by ``W'_i = sum_j w_ij Omega_j``
-(Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `learned_growth` converts them to a growth for
-`jaxgrow.grow`, which is differentiable in them. They can therefore be learned in about a hundred
-steps on the pre-training loss, while the small model is frozen::
+(Eq. 8). The coefficients ``B`` and ``w`` are a pytree. `learned_growth` converts them to a growth
+for `jaxgrow.grow`, which is differentiable in them. They can therefore be learned in about a
+hundred steps on the pre-training loss, while the small model is frozen::
 
     coefficients = init_coefficients(LiGO(), axes, sizes, target, key)
     loss = lambda c, batch: large_loss(grow(learned_growth(c, axes, sizes), small, axes), batch)

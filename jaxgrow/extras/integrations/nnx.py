@@ -220,7 +220,7 @@ def drop_nnx_blocks(blocks: MutableSequence, keep_mask: KeepMask) -> Iterator[No
         or len(keep_mask.layers) != len(blocks)
     ):
         raise ValueError(
-            f"dropping() requires a keep mask, bool [{len(blocks)}] with one entry per block, not "
+            f"drop_nnx_blocks() requires a keep mask, bool [{len(blocks)}] with one entry per block, not "
             f"{keep_mask.layers}"
         )
     layers = unbatched(keep_mask.layers)

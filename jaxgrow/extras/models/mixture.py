@@ -48,9 +48,9 @@ class Experts(nn.Module):
     are as in `jaxgrow.models.modules.Linear`, and each expert has its own.
 
     Without a capacity, no token is dropped: each expert takes all tokens that are sent to it, in
-    `expert_blocks` of rows of one expert each. XLA for CPUs and GPUs compiles `jax.lax.ragged_dot` to the
-    products of all assignments with all experts (JAX 0.10 and 0.12). Therefore the products are
-    computed by blocks, in several rounds. TPUs use `jax.lax.ragged_dot`.
+    `expert_blocks` of rows of one expert each. XLA for CPUs and GPUs compiles `jax.lax.ragged_dot`
+    to the products of all assignments with all experts (JAX 0.10 and 0.12). Therefore the products
+    are computed by blocks, in several rounds. TPUs use `jax.lax.ragged_dot`.
 
     With a ``capacity`` c, each expert takes ``ceil(c A / E)`` assignments on each device, in the
     order of the tokens. Further assignments add nothing (Lepikhin et al., 2021). No kernel is

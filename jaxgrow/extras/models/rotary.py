@@ -1,7 +1,7 @@
 """Rotary positions for contexts longer than in pre-training: "longrope", "yarn" and "dynamic".
 
-`jaxgrow.models.llama.rotary_angles` finds them by name. The settings are fields of `LlamaConfig`. Shape
-suffix: R rotated dimensions of a head.
+`jaxgrow.models.llama.rotary_angles` finds them by name. The settings are fields of `LlamaConfig`.
+Shape suffix: R rotated dimensions of a head.
 """
 
 import math

@@ -5,10 +5,11 @@ and b of shape ``[layers, rank, output axes of W]``; for experts, ``[layers, exp
 have axis names, so everything that is based on axis names supports them, and a LoRA grows with its
 model::
 
-    adapter = init(lora, axes, sizes, key)
-    own = growth(g, lora, axes)
-    merge(grow(g, params, axes), grow(own, adapter, axes_of(lora, axes)), lora.resized(own))
-    == grow(g, merge(params, adapter, lora), axes)
+    adapter = init_lora(lora, axes, sizes, key)
+    own = lora_growth(g, lora, axes)
+    grown = grow(own, adapter, lora_axes(lora, axes))
+    merge_lora(grow(g, params, axes), grown, lora.resized(own))
+    == grow(g, merge_lora(params, adapter, lora), axes)
 
 This equation holds for every growth, because grow is linear in W. The rank stays the same if each
 layer of the grown model has one source layer and the growth of each parameter has one term. This is
@@ -312,8 +313,8 @@ def merge_lora(params: Params, adapter: Params, lora: LoRA) -> Params:
 def attach_lora(params: Params, adapter: Params, lora: LoRA) -> Params:
     """Store a LoRA with the kernels, so that the module computes ``x W + alpha / rank (x a) b``.
 
-    The module computes the same function as after `merge_lora`, up to rounding. The kernels do not change, and they have no
-    gradient if ``params`` have none. Use this form for training.
+    The module computes the same function as after `merge_lora`, up to rounding. The kernels do not
+    change, and they have no gradient if ``params`` have none. Use this form for training.
 
     Args:
       params: the parameters of the model.
