@@ -223,10 +223,10 @@ def _field_documents(path: Path, field: str) -> Iterator[Document]:
         text = _nested_text(record, [field])
         if text is None:
             known = ", ".join(_text_fields(record))[:200]
-            out = f"set data.field to a field of text: {known}" if known else "set data.field"
+            other = f" to a field of text: {known}" if known else ""
             raise UserError(
-                f"{where}: field {field!r} is not text, but {record[root]!r:.40}; {out}, or data.source=tokens if it has token "
-                "ids"
+                f"{where}: field {field!r} is not text, but {record[root]!r:.40}; set data.field{other}, or "
+                "data.source=tokens if it has token ids"
             )
         # A dictionary may repeat a value in each row.
         made += len(text)
