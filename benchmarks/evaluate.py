@@ -4,11 +4,11 @@
 
 Both sides read the same GPT-2 with random weights from one folder, in float32, and run on the same
 processor. Scoring computes the loss of every token of texts that fill the context. jaxgrow uses
-`train.extras.evaluation.scoring`. PyTorch uses a forward pass of the model, with one text at a time or with all
-texts at once, whichever is faster. Generation is greedy with a KV cache on both sides and includes
-the prefill of the prompts. Each side has its own process with all cores. Rounds alternate, and
-ratios are taken within a round. Losses and first tokens must agree, which shows that both sides do
-the same work.
+`train.extras.evaluation.scoring`. PyTorch uses a forward pass of the model, with one text at a time
+or with all texts at once, whichever is faster. Generation is greedy with a KV cache on both sides
+and includes the prefill of the prompts. Each side has its own process with all cores. Rounds
+alternate, and ratios are taken within a round. Losses and first tokens must agree, which shows that
+both sides do the same work.
 """
 
 import argparse

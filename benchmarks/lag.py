@@ -2,8 +2,8 @@
 
     python -m benchmarks.lag
 
-The command reads the training logs in ``benchmarks/results/runs.tar.xz`` and trains nothing. It prints the
-two tables of docs/results/lag.md.
+The command reads the training logs in ``benchmarks/results/runs.tar.xz`` and trains nothing. It
+prints the two tables of docs/results/lag.md.
 
 *Intrinsic time* is the integral of the learning rate over the steps (functional scaling laws,
 arXiv 2509.19189). The lag at the end of a run is the difference between its own time and the time

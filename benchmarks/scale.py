@@ -5,11 +5,12 @@
 
 The first command compiles the training step of each entry of `ROWS` for its machine, in its own
 process. It reads the memory and the exchanges from the compiled program and runs nothing. The lower
-bound of the step time is `train.extras.aot.estimate.time_bound`: the sum over the kernels of max(FLOPs / peak,
-bytes / bandwidth), or the time that the links are busy, if that is longer. Exchanges between hosts
-are priced at the bandwidth of the network between hosts. Settings that are "auto" are not chosen by
-memory here: `model.remat` is then "products", and `mesh.gradients` "layer". Rows are written as
-soon as they are compiled, and rows that are already in FILE are not compiled again.
+bound of the step time is `train.extras.aot.estimate.time_bound`: the sum over the kernels of
+max(FLOPs / peak, bytes / bandwidth), or the time that the links are busy, if that is longer.
+Exchanges between hosts are priced at the bandwidth of the network between hosts. Settings that are
+"auto" are not chosen by memory here: `model.remat` is then "products", and `mesh.gradients`
+"layer". Rows are written as soon as they are compiled, and rows that are already in FILE are not
+compiled again.
 
 ``--here`` runs steps. *Step time*: one global batch on 1, 2 and 4 host devices, by `pmap` and over
 a mesh, relative to a mesh of one device. All devices share the same cores, so a ratio of 1 means no

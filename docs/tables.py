@@ -1,4 +1,4 @@
-"""Writes the tables of the site and `jaxgrow/cli/methods.py` from data: ``python docs/tables.py``."""
+"""Writes the tables of the site and `jaxgrow/cli/methods.py`: ``python docs/tables.py``."""
 
 import re
 import subprocess

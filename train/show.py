@@ -1,4 +1,4 @@
-"""Show the order and the cost of the phases of plans, for configs before they run and for finished runs.
+"""Show the order and the cost of the phases of plans, of configs and of finished runs.
 
 ``python -m train.show CONFIG|RUN ... [--out FILE.png]``
 

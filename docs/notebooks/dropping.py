@@ -60,8 +60,8 @@ def loss(params, rows):
 # %% [markdown]
 # ## A layer that does not run
 #
-# `drop_blocks` is a context manager. Inside it, the i-th call of a `Block` only runs if the i-th entry
-# of the keep mask is true. The mask is an *argument* of the compiled function, so one program
+# `drop_blocks` is a context manager. Inside it, the i-th call of a `Block` only runs if the i-th
+# entry of the keep mask is true. The mask is an *argument* of the compiled function, so one program
 # serves every mask.
 
 

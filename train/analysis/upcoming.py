@@ -13,7 +13,8 @@ from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.training import Train
 from train.store.workdir import Workdir
 
-# "published" returns the peak FLOP/s of all devices of this process, or None without a published one.
+# "published" returns the peak FLOP/s of all devices of this process, or None without a published
+# one.
 DEVICE_SPEEDS: Registry[Callable[[], float | None]] = Registry("device speed", "train.extras")
 
 SAME_COST = 0.03  # two runs have the same cost if it differs by less than this fraction

@@ -1,6 +1,7 @@
-"""Extras of the trainer: what a reader of the methods may skip. They import the core, which never imports them.
+"""Extras of the trainer, which a reader of the methods may skip.
 
-`EXTRAS` tells the core which names a module adds to a registry (`jaxgrow.registry`).
+Extras import the core. The core never imports an extra. `EXTRAS` tells the core which names a
+module adds to a registry (`jaxgrow.registry`).
 """
 
 _COMMANDS = (

@@ -1,8 +1,8 @@
 """How does a plan train an adapter of a frozen model, and merge it into the model?
 
 A LoRA is merged into the kernels. A bottleneck adapter cannot be merged, and stays in the model, as
-its config records (`jaxgrow.extras.peft.adapters`). Both kinds are saved with the run. A saved adapter can
-be stored for use with its model, grown with the model, or trained further.
+its config records (`jaxgrow.extras.peft.adapters`). Both kinds are saved with the run. A saved
+adapter can be stored for use with its model, grown with the model, or trained further.
 """
 
 from dataclasses import asdict, dataclass, field, replace

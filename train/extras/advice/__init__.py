@@ -1,1 +1,1 @@
-"""What does it cost to train, and is growing worth it? Forecasts, races of methods, and sweeps."""
+"""The cost of a training, and the saving by growth: forecasts, races of methods, and sweeps."""

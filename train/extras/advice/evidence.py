@@ -1,4 +1,4 @@
-"""How much each method saved: the rows of ``jaxgrow/extras/evidence.toml``, and estimates for new settings."""
+"""The savings of each method (``jaxgrow/extras/evidence.toml``), and estimates for new settings."""
 
 import math
 import tomllib

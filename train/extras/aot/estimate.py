@@ -22,8 +22,8 @@ class Bound:
     """A lower bound of the seconds of one run of a compiled program, for any implementation of it.
 
     Attributes:
-      parts: seconds of the kernels of each part of the step (`train.extras.aot.roofline`), the longest
-        first.
+      parts: seconds of the kernels of each part of the step (`train.extras.aot.roofline`), the
+        longest first.
       products: seconds that the matrix products of the model take at the peak of all devices.
       links: seconds that the links within a host and between hosts are busy.
     """
@@ -107,10 +107,10 @@ def resolve_auto(
 ) -> tuple[Experiment, list[Program]]:
     """Replace ``model.remat=auto`` and ``mesh.gradients=auto`` by settings that fit the machine.
 
-    ``remat`` becomes the first of `auto_choices` with which every program fits the memory of the machine,
-    or the last one if none fits. ``gradients`` becomes the setting with the lower time bound, among
-    the settings that fit. If the platform does not report the size of its memory (CPU), the
-    settings are "products" with scanned layers, and "layer".
+    ``remat`` becomes the first of `auto_choices` with which every program fits the memory of the
+    machine, or the last one if none fits. ``gradients`` becomes the setting with the lower time
+    bound, among the settings that fit. If the platform does not report the size of its memory
+    (CPU), the settings are "products" with scanned layers, and "layer".
 
     Args:
       experiment: experiment to run.

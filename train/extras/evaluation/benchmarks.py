@@ -32,7 +32,8 @@ class Benchmarks:
     """Settings for the tasks of lm-eval.
 
     Args:
-      data: folder of the tasks' files (`train.extras.evaluation.published`); None: lm-eval downloads datasets.
+      data: folder of the tasks' files (`train.extras.evaluation.published`); None: lm-eval
+        downloads datasets.
       few_shot: number of examples before each question; None: the default of the task.
       limit: the maximum number of questions of each task; None: all.
       include: folder of YAML files that define more tasks, as lm-eval reads them.
