@@ -23,7 +23,7 @@ def run_grow(a: argparse.Namespace) -> None:
     if a.method in operators.EXPERTS:
         return _grow_experts(a)
     experts = " and ".join(operators.EXPERTS)
-    why = f"applies to the methods {experts} only; {a.method} does not create experts"
+    why = f"only the methods {experts} create experts, and {a.method} does not"
     refuse_options(a, why, "experts", "active")
     if (other := format_of(a.src, a)) is not None:
         return other.grow(a)

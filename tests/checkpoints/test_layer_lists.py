@@ -52,6 +52,16 @@ def test_a_list_of_another_length_names_the_key_both_numbers_and_the_way_out(
         called(capsys, "inspect", folder)
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM"])
+def test_an_index_outside_the_model_is_an_error(tmp_path, architecture, capsys):
+    folder = published(tmp_path / "a", architecture)
+    change(folder, mlp_only_layers=[5])
+    error = refused(capsys, "inspect", folder)
+    assert "mlp_only_layers has layer 5, but num_hidden_layers is 4" in error
+    change(folder, mlp_only_layers=[])
+    called(capsys, "inspect", folder)
+
+
 def test_the_text_part_of_a_model_of_images_is_checked(tmp_path):
     text = content(published(tmp_path / "a", "Gemma3ForCausalLM"))
     text["layer_types"] = [SLIDING] * 6

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import change
-from published import called, published, refused, store, stored
+from published import called, content, published, refused, store, stored
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
@@ -238,6 +238,78 @@ def test_the_index_still_leads_to_no_other_folder(tmp_path, capsys):
         checkpoints.open_checkpoint(folder)
 
 
+# --- one cause of many misfits ---
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        *(("LlamaForCausalLM", key) for key in ("vocab_size", "hidden_size", "intermediate_size")),
+        ("GPT2LMHeadModel", "vocab_size"),
+        ("BertForMaskedLM", "max_position_embeddings"),
+    ],
+)
+@pytest.mark.parametrize("factor", [2, 3])
+def test_one_wrong_size_is_one_cause(tmp_path, architecture, key, factor, capsys):
+    folder = published(tmp_path / "a", architecture)
+    right = content(folder)[key]
+    change(folder, **{key: factor * right})
+    error = refused(capsys, "inspect", folder)
+    assert f"{key} is {factor * right}, but the weights have {right}: " in error
+    assert f"Set {key} to {right}, or give the weights" in error
+    assert "\n" not in error
+    change(folder, **{key: right})
+    called(capsys, "inspect", folder)
+
+
+def test_a_size_with_several_causes_is_not_guessed(tmp_path, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    change(folder, num_attention_heads=2 * content(folder)["num_attention_heads"], head_dim=None)
+    assert "but the weights have" not in refused(capsys, "inspect", folder)
+
+
+def test_empty_tensors_are_one_line(tmp_path, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    store(folder, {name: np.zeros(0, np.float32) for name in stored(folder)})
+    error = refused(capsys, "inspect", folder)
+    assert (
+        "these tensors have no values: lm_head.weight, model.embed_tokens.weight, and 37" in error
+    )
+    assert "zero_to_fp32.py" in error
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("said", [3, 6])
+def test_another_number_of_layers_is_one_line(tmp_path, architecture, said, capsys):
+    folder = published(tmp_path / "a", architecture)
+    key = "n_layer" if architecture.startswith("GPT2") else "num_hidden_layers"
+    change(folder, **{key: said})
+    error = refused(capsys, "inspect", folder)
+    assert f"{key} is {said}, but the folder has the tensors of 4 layers. Set {key} to 4" in error
+    assert "\n" not in error
+    change(folder, **{key: 4})
+    called(capsys, "inspect", folder)
+
+
+@pytest.mark.parametrize("of", ["layers.3.", "mlp."])
+def test_missing_files_are_no_other_number_of_layers(tmp_path, of, capsys):
+    folder, file, index = sharded(published(tmp_path / "a", "LlamaForCausalLM"), tmp_path, capsys)
+    where = index["weight_map"]
+    where |= {name: "lost.safetensors" for name in where if of in name}
+    file.write_text(json.dumps(index))
+    error = refused(capsys, "inspect", folder)
+    assert "Download lost.safetensors, which the index names" in error
+    assert "num_hidden_layers" not in error
+
+
+def test_another_head_is_loaded_as_a_body(tmp_path, capsys):
+    """Another supported head would have random weights."""
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    change(folder, architectures=["LlamaForCausalLMEagle3"])
+    assert "another head as LlamaModel in transformers" in refused(capsys, "inspect", folder)
+
+
 # --- every way out works ---
 
 
@@ -252,6 +324,8 @@ def indexed(folder, **changes):
     file.write_text(json.dumps(index | {"weight_map": index["weight_map"] | changes}))
 
 
+Q = "model.layers.0.self_attn.q_proj."
+LORA = f"{Q}lora_A.weight"
 # For each row: what is wrong, its message, and what the message says.
 WAYS_OUT = {
     "entries": (
@@ -264,10 +338,45 @@ WAYS_OUT = {
         "or correct num_hidden_layers",
         lambda f: change(f, num_hidden_layers=4),
     ),
+    "indices": (
+        lambda f: change(f, full_attention_layers=[1, 4]),
+        "so the last layer is 3. Write the indices of layers of this model",
+        lambda f: change(f, full_attention_layers=[0, 3]),
+    ),
     "synonyms": (
         lambda f: change(f, num_layers=8),
         "num_hidden_layers is 4, but num_layers is 8",
         lambda f: change(f, num_layers=4),
+    ),
+    "number of layers": (
+        lambda f: change(f, num_hidden_layers=6),
+        "Set num_hidden_layers to 4",
+        lambda f: change(f, num_hidden_layers=4),
+    ),
+    "no values": (
+        lambda f: store(f, stored(f) | {Q + "weight": np.zeros(0, np.float32)}),
+        f"these tensors have no values: {Q}weight. DeepSpeed",
+        lambda f: store(f, stored(f) | {Q + "weight": np.ones((16, 16), np.float32)}),
+    ),
+    "not merged": (
+        lambda f: store(f, stored(f) | {LORA: np.zeros((2, 16), np.float32)}),
+        "Merge it with PEFT (merge_and_unload)",
+        lambda f: without(f, LORA),
+    ),
+    "quantised in place": (
+        lambda f: change(f, quantization={"bits": 4}),
+        "config.json has quantization",
+        lambda f: change(f, quantization=None),
+    ),
+    "scales": (
+        lambda f: store(f, stored(f) | {Q + "input_scale": np.ones((), np.float32)}),
+        "Give the folder of the model before it was quantised",
+        lambda f: without(f, Q + "input_scale"),
+    ),
+    "another name": (
+        lambda f: change(f, architectures=["LamaForCausalLM"]),
+        "Write its class there, one of LlamaForCausalLM",
+        lambda f: change(f, architectures=["LlamaForCausalLM"]),
     ),
     "quantised": (
         lambda f: change(f, quantization_config={"quant_method": "gptq"}),
@@ -276,7 +385,7 @@ WAYS_OUT = {
     ),
     "no name": (
         lambda f: change(f, architectures=None),
-        "Write its class there, or load it as one of LlamaForCausalLM",
+        "Write its class there, one of LlamaForCausalLM",
         lambda f: change(f, architectures=["LlamaForCausalLM"]),
     ),
     "tied": (
@@ -301,6 +410,17 @@ def test_the_advice_of_messages_about_folders_works(tmp_path, name, capsys):
     assert message in error and str(folder) in error and "\n" not in error
     repair(folder)
     called(capsys, "inspect", folder)
+
+
+def test_layers_are_pruned_as_the_message_says(tmp_path, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    change(folder, num_hidden_layers=3)
+    assert "use `jaxgrow prune --layers 3` then" in refused(capsys, "inspect", folder)
+    change(folder, num_hidden_layers=4)
+    np.save(tmp_path / "data.npy", np.arange(32, dtype=np.int32).reshape(2, 16) % 11)
+    fewer = ("--layers", 3, "--data", tmp_path / "data.npy")
+    called(capsys, "prune", folder, tmp_path / "b", *fewer)
+    assert content(tmp_path / "b")["num_hidden_layers"] == 3
 
 
 def test_an_unknown_list_is_removed_or_orbax_is_written(tmp_path, capsys):

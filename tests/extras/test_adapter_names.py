@@ -98,3 +98,13 @@ def test_embeddings_of_a_resized_vocabulary_grow_with_the_model(tmp_path, tied, 
         adapter(tmp_path / "other", more=dict(zip(names, rows, strict=True)))
         error = refused(capsys, *words[:-1], tmp_path / "other", "--overwrite")
         assert "which differ although the head of the model is tied" in error
+
+
+def test_embeddings_without_values_are_named(tmp_path, capsys):
+    """DeepSpeed saves such embeddings beside a LoRA."""
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    name = "base_model.model.model.embed_tokens.weight"
+    adapter(tmp_path / "lora", more={name: np.zeros(0, np.float32)})
+    deeper = ("--method", "stack", "--layers", 8, "--lora", tmp_path / "lora")
+    error = refused(capsys, "grow", folder, tmp_path / "b", *deeper)
+    assert f"these tensors have no values: {name}. " in error and "zero_to_fp32.py" in error

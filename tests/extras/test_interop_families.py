@@ -273,6 +273,14 @@ def test_a_model_without_padding_classifies_a_single_text(tmp_path):
             model(torch.tensor(given(config)))
 
 
+@pytest.mark.parametrize("head", ["BertForMultipleChoice", "BertLMHeadModel"])
+def test_an_unsupported_head_is_reported_with_its_base_model(tmp_path, capsys, head):
+    folder = made(tmp_path / "a", "BertForSequenceClassification")
+    change(folder, architectures=[head])
+    assert program.main(["inspect", str(folder)]) == 1
+    assert "load a model with another head as BertModel in transformers" in capsys.readouterr().err
+
+
 def test_the_head_of_masked_tokens_in_files_of_pre_training_is_read(tmp_path, capsys):
     config = transformers.BertConfig(**SETTINGS["BertForMaskedLM"][0], initializer_range=0.3)
     transformers.BertForPreTraining(config).save_pretrained(tmp_path)
@@ -320,6 +328,14 @@ def test_the_published_head_of_a_deberta_keeps_its_names(tmp_path):
     wide = ("--embed", 24, "--heads", 4, "--mlp", 40)
     run("grow", tmp_path / "b", tmp_path / "wide", "--method", "hypercloning", *wide)
     assert_kept(assert_alike(tmp_path / "wide"), before)
+
+
+def test_bare_models_of_transformers_are_read_as_bodies(tmp_path, capsys):
+    gpt2 = transformers.GPT2Config(**SETTINGS["GPT2LMHeadModel"][0], initializer_range=0.3)
+    transformers.GPT2Model(gpt2).save_pretrained(tmp_path / "gpt2")
+    assert_alike(tmp_path / "gpt2")
+    change(tmp_path / "gpt2", architectures=["GPT2LMHeadModel"])
+    assert_alike(tmp_path / "gpt2")  # the head is the token embedding
 
 
 @pytest.mark.parametrize(
@@ -428,6 +444,19 @@ def test_the_text_model_of_a_multimodal_gemma_grows_alone(tmp_path, published, c
     config, params = checkpoints.load(tmp_path / "b")
     np.testing.assert_allclose(tiny.forward(config)(params, tokens), before, rtol=0, atol=1e-4)
     assert_alike(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("model", "tower"),
+    [("CLIPModel", "CLIPVisionModelWithProjection"), ("SiglipModel", "SiglipVisionModel")],
+)
+def test_a_model_of_images_and_texts_is_refused_with_its_tower(tmp_path, model, tower, capsys):
+    folder = made(tmp_path / "a", "CLIPVisionModel")
+    change(folder, architectures=[model], model_type=model.removesuffix("Model").lower())
+    assert program.main(["inspect", str(folder)]) == 1
+    assert (
+        f"load its vision tower as {tower} in transformers, and save it" in capsys.readouterr().err
+    )
 
 
 def test_a_swin_without_some_layers_and_units_of_its_stages(tmp_path, capsys):
@@ -585,7 +614,7 @@ def test_what_no_mixture_stores_is_told(tmp_path, capsys):
         (
             "LlamaForCausalLM",
             "stack --layers 4 --experts 8",
-            "--experts applies to the methods upcycle and virtual_groups only",
+            "--experts: only the methods upcycle and virtual_groups create experts, and stack does not",
         ),
     ):
         if not (tmp_path / architecture).exists():

@@ -3,12 +3,17 @@
 The tolerance of logits is 1e-4, in float32.
 """
 
+import json
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from checkpoints import change
 from published import adapter, called, content, published
+from safetensors.numpy import load_file, save_file
+
+from jaxgrow.checkpoints import open_checkpoint
+from jaxgrow.extras import hf_peft as peft
 
 torch, transformers, library = (
     pytest.importorskip(name, reason="pip install -e '.[interop-test]'")
@@ -80,6 +85,44 @@ def test_the_dtype_that_is_written_is_loaded(tmp_path, capsys):
     assert model.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_experts_as_the_modules_of_transformers_have_them(tmp_path, architecture, capsys):
+    folder = published(tmp_path / "a", architecture)
+    model = loaded(folder)
+    found = {f"_orig_mod.{n}": x.numpy().copy() for n, x in model.state_dict().items()}
+    assert any(name.endswith("experts.gate_up_proj") for name in found)
+    save_file(found, folder / "model.safetensors", {"format": "pt"})
+    called(capsys, "convert", folder, tmp_path / "b", "--shard-size", "9kB")
+    with torch.no_grad():
+        before = model(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(logits(tmp_path / "b"), before, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "prefix"),
+    [
+        ("Qwen3ForCausalLM", "model."),
+        ("Gemma3ForCausalLM", "model."),
+        ("GPT2LMHeadModel", "transformer."),
+        ("GPTNeoXForCausalLM", "gpt_neox."),
+        ("MixtralForCausalLM", "model."),
+    ],
+)
+def test_a_body_opens_in_transformers(tmp_path, architecture, prefix, capsys):
+    folder = published(tmp_path / "a", architecture, tie_word_embeddings=False)
+    file = folder / "model.safetensors"
+    tensors = load_file(file).items()
+    heads = ("lm_head.weight", "embed_out.weight")
+    found = {n.removeprefix(prefix): x for n, x in tensors if n not in heads}
+    save_file(found, file, {"format": "pt"})
+    called(capsys, "convert", folder, tmp_path / "b", "--shard-size", "9kB")
+    states = transformers.AutoModel.from_pretrained(tmp_path / "b").eval()
+    first = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        both = [m(torch.tensor(TOKENS)).last_hidden_state.numpy() for m in (first, states)]
+    np.testing.assert_allclose(*both, rtol=0, atol=1e-4)
+
+
 def test_a_merge_of_a_tied_and_an_untied_head_is_loaded(tmp_path, capsys):
     folders = [
         published(tmp_path / name, "LlamaForCausalLM", seed=i, tie_word_embeddings=bool(i))
@@ -104,3 +147,49 @@ def test_peft_reads_the_names_that_are_read_here(tmp_path, named, read):
         model = library.PeftModel.from_pretrained(loaded(folder), tmp_path / "lora")
     found = [p for n, p in model.named_parameters() if "lora_B" in n]
     assert all(p.any().item() == read for p in found)
+
+
+def test_resized_embeddings_are_read_by_peft_after_a_growth(tmp_path, capsys):
+    folder = published(tmp_path / "a", "LlamaForCausalLM", tie_word_embeddings=False)
+    about = library.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    base = loaded(folder)
+    base.resize_token_embeddings(13)
+    model = library.get_peft_model(base, about)
+    model.save_pretrained(tmp_path / "lora", save_embedding_layers=True)
+    with torch.no_grad():
+        before = model.eval()(torch.tensor(TOKENS)).logits.numpy()
+    wide = ("--method", "hypercloning", "--embed", 32, "--heads", 8, "--kv-heads", 4, "--mlp", 40)
+    called(capsys, "grow", folder, tmp_path / "model", *wide)
+    lora = ("--lora", tmp_path / "lora", "--lora-only")
+    called(capsys, "grow", folder, tmp_path / "b", *wide, *lora)
+    large = loaded(tmp_path / "model")
+    large.resize_token_embeddings(13)
+    grown = library.PeftModel.from_pretrained(large, tmp_path / "b").eval()
+    with torch.no_grad():
+        after = grown(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-4)
+
+
+def test_the_adapter_of_a_gemma_3_for_images_and_texts(tmp_path, capsys):
+    text = content(published(tmp_path / "text", "Gemma3ForCausalLM", tie_word_embeddings=True))
+    vision = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2}
+    vision |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=10
+    )
+    base = transformers.Gemma3ForConditionalGeneration(config).eval()
+    base.save_pretrained(tmp_path / "a")
+    about = library.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = library.get_peft_model(base, about)
+    model.save_pretrained(tmp_path / "lora")
+    tokens = torch.tensor(TOKENS % 9)
+    with torch.no_grad():
+        before = model(tokens).logits.numpy()
+    own = peft.read_peft_beside(tmp_path / "lora", open_checkpoint(tmp_path / "a"))
+    assert own.lora.targets == ("blocks/attention/query",)
+    pro = ("--method", "llama_pro", "--layers", 6)
+    called(capsys, "grow", tmp_path / "a", tmp_path / "b", *pro, "--lora", tmp_path / "lora")
+    assert json.loads((tmp_path / "b/adapter_config.json").read_text())["r"] == 2
+    with torch.no_grad():
+        after = loaded(tmp_path / "b")(tokens).logits.numpy()
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-4)

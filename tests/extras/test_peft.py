@@ -345,9 +345,21 @@ REFUSED = {
     "use_qalora": (True, "use_qalora true"),
     "alora_invocation_tokens": ([1, 2], "alora_invocation_tokens"),
     "a_key_of_another_version": ({"scale": 2}, "a_key_of_another_version"),
-    "init_lora_weights": ("pissa", 'init_lora_weights "pissa"'),
+    "init_lora_weights": (
+        "pissa",
+        'init_lora_weights is "pissa". This method changes the weights of the base model',
+    ),
+    "r": (0, "r is 0, but should be a positive number"),
     "lora_alpha": ("8", 'lora_alpha is "8", but should be a positive number'),
-    "alpha_pattern": ({"(": 2}, "alpha_pattern has .* only names of modules"),
+    "rank_pattern": ({"q_proj": 2.5}, r'rank_pattern\["q_proj"\] is 2.5'),
+    "alpha_pattern": ({"(": 2}, r"alpha_pattern has .* not a regular expression"),
+    "target_modules": (7, "target_modules is 7, but should be a list of names"),
+    "layers_to_transform": (
+        ["1"],
+        "layers_to_transform is .* but should be a list of layer indices",
+    ),
+    "layers_pattern": ("(", "layers_pattern has .* not a regular expression"),
+    "exclude_modules": (["q_proj"], "has no LoRA of a kernel in the layers of LlamaForCausalLM"),
     "modules_to_save": (["lm_head"], "lacks lm_head.weight"),
 }
 
@@ -380,6 +392,13 @@ def test_every_peft_setting_is_read_without_effect_or_refused(plain, tmp_path, k
         peft.read_peft(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
         return
     with pytest.raises(CheckpointError, match=key):
+        peft.read_peft(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
+
+
+@pytest.mark.parametrize("how", ["pissa", "pissa_niter_4", "olora"])
+def test_adapters_that_change_the_base_model_are_refused(tmp_path, plain, how):
+    trained(plain / "base", tmp_path / "lora", init_lora_weights=how)
+    with pytest.raises(CheckpointError, match=f'"{how}".*path_initial_model_for_weight_conversion'):
         peft.read_peft(tmp_path / "lora", checkpoints.open_checkpoint(plain / "base").config)
 
 

@@ -58,6 +58,25 @@ def test_fused_experts_are_read(tmp_path, architecture, ending, capsys):
     assert "(axes: experts embed mlp)" in error
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("MixtralForCausalLM", "vocab_size"),
+        ("MixtralForCausalLM", "num_local_experts"),
+        ("Qwen3MoeForCausalLM", "num_experts"),
+        ("Qwen3MoeForCausalLM", "moe_intermediate_size"),
+    ],
+)
+@pytest.mark.parametrize("factor", [2, 3])
+def test_one_wrong_size_of_a_mixture_is_one_cause(tmp_path, architecture, key, factor, capsys):
+    folder = published(tmp_path / "a", architecture)
+    right = content(folder)[key]
+    change(folder, **{key: factor * right})
+    error = refused(capsys, "inspect", folder)
+    assert f"{key} is {factor * right}, but the weights have {right}: " in error
+    assert f"Set {key} to {right}, or give the weights" in error
+
+
 @pytest.mark.parametrize("architecture", EXPERTS)
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("mlp", [12, 8, 16])

@@ -342,14 +342,65 @@ def test_moments_that_are_no_real_numbers_are_an_error(tmp_path, capsys, kind):
 # --- time ---
 
 
-@pytest.mark.parametrize("key", ["modules_to_save", "alpha_pattern"])
-def test_many_settings_of_a_lora_have_a_limit(tmp_path, key):
-    names = [f"module{i}" for i in range(20_000)]
-    value = dict.fromkeys(names, 1) if key == "alpha_pattern" else names
-    about = {"peft_type": "LORA", "lora_alpha": 2, key: value}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(about))
-    with pytest.raises(UntrustedError, match="--limits entries="):
-        PeftSettings(inside(tmp_path, "adapter_config.json"))
+def lora_settings(folder: Path, **settings) -> PeftSettings:
+    about = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["c_attn"]}
+    (folder / "adapter_config.json").write_text(json.dumps(about | settings))
+    return PeftSettings(inside(folder, "adapter_config.json"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": r"(.*)*(.*)*(.*)*\Zx"},
+        {"exclude_modules": r"((a|b|[^x])+)+x$"},
+        {"rank_pattern": {r"([^q]+)+x": 1}},
+        {"layers_pattern": r"(?:[^q]+)+x", "layers_to_transform": [0]},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_an_expression_that_never_ends_is_an_error(tmp_path, settings):
+    found = lora_settings(tmp_path, **settings)
+    name = "model.layers.0." + "a" * 60
+    with using_limits(seconds=1), pytest.raises(UntrustedError, match=r"more than 1 s.*--limits"):
+        _ = found.targets(name), found.rank(name)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "modules_to_save", "rank_pattern"])
+def test_many_settings_for_many_modules_have_a_limit(tmp_path, key):
+    names = [f"module{i}" for i in range(2000)]
+    found = lora_settings(
+        tmp_path, **{key: names if key != "rank_pattern" else dict.fromkeys(names, 1)}
+    )
+    modules = [f"model.layers.{i}.c_attn" for i in range(100)]
+    found.learn(modules)
+    found = PeftSettings(found.file)
+    with using_limits(entries=10_000), pytest.raises(UntrustedError, match="--limits entries="):
+        found.learn(modules)
+
+
+def test_expressions_select_the_same_modules_as_pefts(tmp_path):
+    modules = [f"model.h.{i}.attn.c_{name}" for i in range(12) for name in ("attn", "proj")]
+
+    def targets(**settings) -> list[str]:
+        found = lora_settings(tmp_path, **settings)
+        found.learn(modules)
+        return [name for name in modules if found.targets(name)]
+
+    assert targets(target_modules=r".*\.c_attn") == modules[::2]
+    assert targets(target_modules=r".*h\.1\..*|model\.h\.2\.attn\.c_proj") == [
+        *modules[2:4],
+        modules[5],
+    ]
+    assert targets(target_modules=r"(?i)MODEL\.H\.3\.ATTN\.C_ATTN") == [modules[6]]
+    assert targets(target_modules="all-linear") == modules
+    assert targets(layers_to_transform=[11]) == [modules[22]]
+    assert targets(layers_to_transform=[1], layers_pattern="h") == [modules[2]]
+    assert (
+        targets(target_modules=r"model\.h\.(0|1)\.attn.*", exclude_modules=["c_proj"])
+        == modules[:4:2]
+    )
+    ranks = lora_settings(tmp_path, rank_pattern={r"h\.[01]\.attn\.c_attn": 7, "c_proj": 5})
+    assert [ranks.rank(name) for name in modules[:6]] == [7, 5, 7, 5, 2, 5]
 
 
 def test_a_tokenizer_that_needs_too_much_memory_is_an_error(tmp_path, capsys):

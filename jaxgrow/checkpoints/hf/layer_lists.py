@@ -1,7 +1,7 @@
 """Which keys of ``config.json`` repeat each other, and do they agree with the number of layers?
 
-There are three kinds: lists with one entry per layer, numbers that are a shorter form of such a
-list, for example "every n-th layer has full attention", and synonyms.
+There are four kinds: lists with one entry per layer, lists of layer indices, numbers that are a
+shorter form of such a list, for example "every n-th layer has full attention", and synonyms.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ _SHORT: Mapping[str, tuple[str, bool]] = {
     "max_window_layers": ("s", True),
 }
 # Names that programs have for one number.
-_SYNONYMS = (
+SYNONYMS = (
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     ("hidden_size", "n_embd", "dim"),
     ("num_attention_heads", "n_head", "n_heads"),
@@ -65,16 +65,27 @@ def contradictions(hf_config: Json, key: str, own: Collection[str]) -> list[str]
     wrong = [
         f"{given[0]} is {hf_config[given[0]]}, but {other} is {hf_config[other]}, although both are the same number of the "
         "model. Set both to the number that its weights have"
-        for _, given in _synonyms(hf_config, own)
+        for _, every in _synonyms(hf_config, own)
+        for given in [[name for name in every if hf_config[name]]]
         for other in given[1:]
         if hf_config[other] != hf_config[given[0]]
     ]
     layers = hf_config.get(key)
-    return wrong + [
+    if type(layers) is not int:
+        return wrong
+    wrong += [
         f"{name} has {len(found)} entries, but {key} is {layers}. Write one entry for each layer, or correct {key}"
         for name, found in _lists(hf_config, _ENTRIES).items()
         if len(found) != layers
     ]
+    outside = [
+        f"{name} has layer {i}, but {key} is {layers}, so the last layer is {layers - 1}. Write the indices "
+        f"of layers of this model into {name}, counted from 0"
+        for name, found in _lists(hf_config, _INDICES).items()
+        for i in found
+        if type(i) is int and not 0 <= i < layers
+    ]
+    return wrong + outside[:1]
 
 
 def _lists(hf_config: Json, names: Iterable[str]) -> dict[str, list[object]]:
@@ -84,7 +95,7 @@ def _lists(hf_config: Json, names: Iterable[str]) -> dict[str, list[object]]:
 
 def _synonyms(hf_config: Json, own: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     """The key of an architecture for each number, and all keys that a ``config.json`` has for it."""
-    for group in _SYNONYMS:
+    for group in SYNONYMS:
         if mine := [key for key in group if key in own]:
             yield mine[0], [key for key in group if type(hf_config.get(key)) is int]
 
@@ -154,7 +165,7 @@ def consistent_keys(out: Json, like: Json, written: Json, kinds: str) -> Json:
         now |= dict.fromkeys([mine, *given], written[mine]) if given else {}
     lists = {"layer_types", "no_rope_layers"} & written.keys()
     # Other architectures use these numbers in another way, if at all.
-    if lists and any(out.get(k) != like.get(k) for k in (*lists, *_SYNONYMS[0])):
+    if lists and any(out.get(k) != like.get(k) for k in (*lists, *SYNONYMS[0])):
         for key in [key for key in _SHORT if type(out.get(key)) is int]:
             every = (out[key], *range(len(kinds) + 2))
             now[key] = next((n for n in every if _describes(*_SHORT[key], n, kinds)), None)

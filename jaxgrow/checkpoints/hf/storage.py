@@ -3,7 +3,8 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial, reduce
@@ -16,6 +17,7 @@ import numpy as np
 from jaxgrow.axes.names import axis_of, layers_of
 from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.base import Family, NotStoredError
+from jaxgrow.checkpoints.hf.misfits import other_depth, tensors_without_values
 from jaxgrow.checkpoints.hf.quantised import check_not_quantised
 from jaxgrow.checkpoints.hf.registry import FAMILIES, TEXT_PARTS
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
@@ -68,29 +70,29 @@ class HuggingFace(Checkpoint):
             hf_config, self.family.layers_key
         )
         self.notes += further
-        with _in_config(file):
-            config = self.family.from_hf(self.hf_config)
-        size = sum(tensor.size for tensor in stored.values())
-        check_sizes(vars(config) | {"layers": 0}, size, file)
-        config = self._find_tensors(stored, config)
+        self._stored_size = sum(tensor.size for tensor in stored.values())
+        if not self._stored_size and (empty := tensors_without_values(stored)):
+            raise CheckpointError(f"{folder}: {empty}")
+        config = self._find_tensors(stored, self._read_config(file))
         if config.depth > len(self.tensors):
             raise CheckpointError(
                 f"{file} has {config.depth} layers, but the folder has only {len(self.tensors)} tensors. "
                 "Does config.json belong to another model?"
             )
-        self.config = self.family.seen(config, self.tensors)
-        self.following = self.family.following(self.config)
-        self._layout = initial_layout(self.config)
-        self._sizes = {
-            axis_of(n): size
-            for names, shape in self._layout.values()
-            for n, size in zip(names, shape, strict=True)
-        }
-        self._find_names(bool(further))
-        self._check_fit()
+        self._find_names(config, bool(further))
+        self._check_fit(file, bool(further))
         self._check_tied()
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
+
+    def _read_config(self, file: CheckedPath) -> Config:
+        """Return the config that ``hf_config`` describes, if its sizes are not above the stored ones."""
+        assert self.hf_config is not None
+        with _in_config(file):
+            config = self.family.from_hf(self.hf_config)
+        # Afterwards, the number of layers is compared with the number of tensors.
+        check_sizes(vars(config) | {"layers": 0}, self._stored_size, file)
+        return config
 
     def _find_tensors(self, stored: Mapping[str, safetensors.Tensor], config: Config) -> Config:
         """Find the tensors by the names of the family, which is a body if the head is missing."""
@@ -100,23 +102,28 @@ class HuggingFace(Checkpoint):
         stored, notes = unwrapped_names(stored, places.values(), family.prefix, self.folder)
         self.notes += notes
         head = places.get("head_kernel")
-        if config.causal and head is not None and family.current(head.name) not in stored:
-            alike = (f for f in FAMILIES.values() if f.model_type == family.model_type)
-            if body := next((f for f in alike if f.fixed.get("head") == "states"), None):
-                self.family, of = body, body.architecture
-                self.hf_config = dict(self.hf_config or {}, architectures=[of])
-                self.notes += (
-                    f"{head.name} is missing, so the model is read as a {of}, without a head",
-                )
-                config = body.from_hf(self.hf_config)
+        lost = head.name if config.causal and head is not None else ""
+        if lost and family.current(lost) not in stored and (body := _body_of(family.model_type)):
+            self.family, of = body, body.architecture
+            self.hf_config = dict(self.hf_config or {}, architectures=[of])
+            self.notes += (f"{lost} is missing, so the model is read as a {of}, without a head",)
+            config = body.from_hf(self.hf_config)
         self.tensors = {self.family.current(name): tensor for name, tensor in stored.items()}
         return config
 
-    def _find_names(self, further: bool) -> None:
+    def _find_names(self, config: Config, further: bool) -> None:
         """Find the layouts of the leaves, and leave out the tensors that predict further tokens.
 
         ``further``: whether layers behind the last one are left out.
         """
+        self.config = self.family.seen(config, self.tensors)
+        self.following = self.family.following(self.config)
+        self._layout = initial_layout(self.config)
+        self._sizes = {
+            axis_of(n): size
+            for names, shape in self._layout.values()
+            for n, size in zip(names, shape, strict=True)
+        }
         # A file without a head may lack the prefix of the body.
         prefix = self.family.prefix
         removed = "" if any(n.startswith(prefix) for n in self.tensors) else prefix
@@ -206,12 +213,8 @@ class HuggingFace(Checkpoint):
         for layer, name in itertools.product(layers, place.of_experts(self._sizes)):
             yield name.format(layers=layer)
 
-    def _check_fit(self) -> None:
-        """Check that the folder has the tensors of the model.
-
-        Raises:
-          CheckpointError: tensors are missing or unknown, or have another shape.
-        """
+    def _misfits(self) -> tuple[list[str], list[str], dict[str, str]]:
+        """Return the missing and the unknown tensors, and messages about tensors of another shape."""
         shapes = {
             name: (place.shape(self._layout[path][0], self._sizes), place.layout)
             for path, place in self.names.items()
@@ -224,25 +227,69 @@ class HuggingFace(Checkpoint):
             for name in self.tensors
             if name not in shapes and not any(fnmatchcase(name, pattern) for pattern in free)
         ]
-        wrong = [
-            f"{name} in {self.tensors[name].file.name} has shape {self.tensors[name].shape}, but config.json requires {shape} "
-            f"(axes: {layout})"
+        wrong = {
+            name: f"{name} in {self.tensors[name].file.name} has shape {self.tensors[name].shape}, but config.json requires "
+            f"{shape} (axes: {layout})"
             for name, (shape, layout) in shapes.items()
             if name in self.tensors and self.tensors[name].shape != shape
-        ]
+        }
+        return [name for name in shapes if name not in self.tensors], unknown, wrong
+
+    def _check_fit(self, file: CheckedPath, further: bool) -> None:
+        """Check that the folder has the tensors of the model.
+
+        Raises:
+          CheckpointError: tensors are missing or unknown, or have another shape. The message names
+            their one cause if it is known.
+        """
+        missing, unknown, wrong = self._misfits()
+        if not (missing or unknown or wrong):
+            return
+        download = ""
+        if absent := safetensors.absent_files(self.folder):
+            download = f" Download {listed(absent)}, which the index names."
+        elif cause := self._cause(file, further, [*missing, *unknown], wrong):
+            raise CheckpointError(f"{self.folder}: {cause}")
         lines = [
-            [f"missing: {name}" for name in shapes if name not in self.tensors],
+            [f"missing: {name}" for name in missing],
             [f"unknown: {name} in {self.tensors[name].file.name}" for name in unknown],
-            wrong,
+            [*wrong.values()],
         ]
-        if any(lines):
-            every = listed(*lines, separator="\n  ", most=3)
-            absent = safetensors.absent_files(self.folder)
-            download = f" Download {listed(absent)}, which the index names." if absent else ""
-            raise CheckpointError(
-                f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json.{download} Do both "
-                f"belong to one model, and has it been saved completely?\n  {every}"
-            )
+        every = listed(*lines, separator="\n  ", most=3)
+        raise CheckpointError(
+            f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json.{download} Do both "
+            f"belong to one model, and has it been saved completely?\n  {every}"
+        )
+
+    def _cause(
+        self, file: CheckedPath, further: bool, named: list[str], wrong: dict[str, str]
+    ) -> str:
+        """Return the one reason of all misfits: no values, or one wrong number; "": not known."""
+        known = {name: tensor for name, tensor in self.tensors.items() if name not in named}
+        if empty := tensors_without_values(known):
+            return empty
+        of = (named, self.tensors, self.names.values(), self.family.layers_key, self.config.depth)
+        if not wrong and (depth := other_depth(*of)):
+            return depth
+        sizes = {n for name in itertools.islice(wrong, 1) for n in self.tensors[name].shape}
+        hf_config = self.hf_config or {}
+        found: list[str] = []
+        for key, size in itertools.product(hf_config.keys() & self._size_keys(), sizes):
+            other = copy(self)
+            other.hf_config = {**hf_config, key: size}
+            with suppress(ValueError):
+                other._find_names(other._read_config(file), further)
+                if not any(other._misfits()):
+                    found.append(
+                        f"{key} is {hf_config[key]}, but the weights have {size}: {next(iter(wrong.values()))}. Set {key} to "
+                        f"{size}, or give the weights that belong to this config.json"
+                    )
+        return found[0] if len(found) == 1 else ""
+
+    def _size_keys(self) -> set[str]:
+        """The keys of ``config.json`` that hold a size other than the number of layers."""
+        layers, *groups = layer_lists.SYNONYMS
+        return {*self.family.fields, *itertools.chain(*groups)} - {*layers}
 
     def _untied(self) -> dict[str, TensorLayout]:
         """The layouts that a model with tied embeddings would have if it were untied."""
@@ -299,6 +346,12 @@ def _architecture(hf_config: Json) -> str:
     return one if isinstance(one, str) else ""
 
 
+def _body_of(model_type: object) -> Family | None:
+    """The architecture of a model without its head; None: there is none."""
+    alike = (family for family in FAMILIES.values() if family.model_type == model_type)
+    return next((family for family in alike if family.fixed.get("head") == "states"), None)
+
+
 def family_of(hf_config: Json, file: CheckedPath | Path) -> Family:
     """Return the architecture that a ``config.json`` names.
 
@@ -317,7 +370,12 @@ def family_of(hf_config: Json, file: CheckedPath | Path) -> Family:
     alike = [name for name, family in FAMILIES.items() if family.model_type == kind]
     usual = "Write a supported class there"
     if alike:
-        usual = f"Write its class there, or load it as one of {', '.join(alike)} in transformers, and save it"
+        usual = f"Write its class there, one of {', '.join(alike)}"
+    # Another supported head would have random weights.
+    if alike and (body := _body_of(kind)):
+        usual += (
+            f"; load a model with another head as {body.architecture} in transformers, and save it"
+        )
     raise CheckpointError(
         f"{file}: architectures is {spelt(hf_config.get('architectures'))}, which is not supported. "
         f"{_WAYS_OUT.get(architecture, usual)}. `jaxgrow architectures` lists the supported ones"

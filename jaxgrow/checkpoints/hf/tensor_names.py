@@ -1,6 +1,5 @@
 """How are the names of the tensors in files matched to the leaves of a model?"""
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -129,7 +128,7 @@ def _inputs_first(place: TensorLayout) -> TensorLayout:
 
 
 def without_further_tensors(
-    stored: Mapping[str, Tensor], names: Iterable[TensorLayout], layers: int | None
+    stored: Mapping[str, Tensor], names: Collection[TensorLayout], layers: int | None
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Leave out the tensors that predict further tokens.
 
@@ -143,12 +142,16 @@ def without_further_tensors(
       The other tensors, and the names of the tensors of the separate module.
     """
     own = [name for name in stored if name.startswith(("mtp.", "model.mtp."))]
-    begins = {place.name.partition("{layers}")[0] for place in names if "{layers}" in place.name}
-    behind = {
-        name
-        for name, begin in itertools.product(stored, begins if layers is not None else ())
-        if name.startswith(begin)
-        and re.match(r"\d{1,6}\.", name[len(begin) :])
-        and int(name[len(begin) :].partition(".")[0]) >= (layers or 0)
-    }
+    behind = {name for name in stored if layers is not None and layer_of(name, names) >= layers}
     return {n: tensor for n, tensor in stored.items() if n not in behind.union(own)}, own
+
+
+def layer_of(name: str, places: Collection[TensorLayout]) -> int:
+    """Return the layer of a tensor by the layouts of the model; -1: it belongs to no layer."""
+    for begin in {
+        place.name.partition("{layers}")[0] for place in places if "{layers}" in place.name
+    }:
+        index = name.removeprefix(begin).partition(".")[0]
+        if name.startswith(begin) and index.isdecimal() and len(index) < 7:
+            return int(index)
+    return -1

@@ -13,8 +13,10 @@ outputs of a fused tensor are divided among the kernels as in the base model. `f
 derives the layout of the factors from the layout of the weight.
 
 A `jaxgrow.extras.peft.lora.LoRA` has one rank and one scale. When a module with a smaller rank is
-read, its factors are padded with zeros. Another scale is multiplied into ``b`` (``alpha_pattern``,
-``use_rslora``). `write_peft` removes zeros, and writes differing ranks as ``rank_pattern``.
+read (``rank_pattern``, ``layers_to_transform``), its factors are padded with zeros. Another scale is
+multiplied into ``b`` (``alpha_pattern``, ``use_rslora``). `write_peft` removes zeros, and writes
+differing ranks as ``rank_pattern``. The magnitudes of a DoRA are kept as gains
+(`jaxgrow.extras.hf_peft.dora`), for which the kernels of the base model are read.
 """
 
 from jaxgrow.checkpoints.io.files import ADAPTER

@@ -1,28 +1,27 @@
-"""Which settings of PEFT's ``adapter_config.json`` change the function of a LoRA?
-
-The tensors of the file decide which modules have a LoRA, and its rank. The settings about them are
-therefore not read, such as ``target_modules`` and ``rank_pattern``.
-"""
+"""How does PEFT's ``adapter_config.json`` determine the modules that have a LoRA, and its rank?"""
 
 import math
 import re
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json, spelt
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import CheckedPath, file_limits
+from jaxgrow.untrusted import CheckedPath, file_limits, run_limited
 
-T = TypeVar("T")
-# These keys describe the training or the origin of an adapter, or its tensors.
+# These keys describe the training or the origin of an adapter. They do not change its function.
 WITHOUT_EFFECT = (
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
     *("inference_mode", "lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size"),
-    *("runtime_config", "r", "rank_pattern", "target_modules", "exclude_modules"),
-    *("layers_to_transform", "layers_pattern"),
+    "runtime_config",
     # These have an effect only with their initialisation.
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 )
-_READ = ("peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "use_dora", "modules_to_save")
+_READ = (
+    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),
+    *("use_dora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("modules_to_save", "init_lora_weights"),
+)
 # With these initialisations the base model keeps its weights. All others subtract the initial
 # product of the factors from the weights.
 _INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
@@ -37,7 +36,8 @@ _TASKS = {
 class PeftSettings:
     """The content of an ``adapter_config.json``.
 
-    ``task`` is the kind of head that the adapter holds and the names of its modules, or None.
+    ``spellings`` holds the names that the adapter has for modules, if the patterns of its settings
+    may refer to them.
 
     Args:
       file: the file.
@@ -49,60 +49,205 @@ class PeftSettings:
 
     def __init__(self, file: CheckedPath):
         self.file = file
+        self._simple: set[str] = set()
+        self._found: dict[tuple[str, str], str | None] = {}
         self.about: Json = read_json(file)
+        self.spellings: dict[str, str] = {}
+        self._check_initialisation()
         others = [
-            key
-            for key, value in self.about.items()
-            if key not in WITHOUT_EFFECT + _READ and value and (key, value) != ("bias", "none")
+            k
+            for k, v in self.about.items()
+            if k not in WITHOUT_EFFECT + _READ and v and (k, v) != ("bias", "none")
         ]
-        if self.about.get("init_lora_weights", True) in _INITIALISATIONS:
-            others = [key for key in others if key != "init_lora_weights"]
-        if others or self.about.get("peft_type") != "LORA":
-            wrong = [f"{key} {spelt(self.about.get(key))}" for key in ("peft_type", *others)]
+        kind = self.about.get("peft_type")
+        if kind != "LORA" or others:
+            wrong = ", ".join(
+                [f"peft_type {spelt(kind)}", *(f"{key} {spelt(self.about[key])}" for key in others)]
+            )
             raise CheckpointError(
-                f"{file} is not a LoRA that can be read here: {', '.join(wrong)}. Merge it into its model with PEFT "
+                f"{file} is not a LoRA that can be read here: {wrong}. Merge it into its model with PEFT "
                 "(merge_and_unload), and grow the merged model"
             )
         self.task = _TASKS.get(str(self.about.get("task_type")))
-        saved = self._typed("modules_to_save", list, [])
-        self._saved = (*map(str, saved), *(self.task[1] if self.task else ()))
-        self.dora = self._typed("use_dora", bool, False)
-        self._by_root = self._typed("use_rslora", bool, False)
-        self._alphas: Json = {
-            **self._typed("alpha_pattern", dict, {}),
-            "": self.about.get("lora_alpha"),
-        }
-        # They are compared with the name of every module, of which a model has up to a thousand.
-        file_limits().check(str(file), entries=1000 * (len(self._saved) + len(self._alphas)))
-        for name, alpha in self._alphas.items():
-            if type(alpha) not in (int, float) or not 0 < alpha < 1 << 31:
-                key = f"alpha_pattern[{spelt(name)}]" if name else "lora_alpha"
-                raise CheckpointError(
-                    f"{file}: {key} is {spelt(alpha)}, but should be a positive number"
-                )
-            if not re.fullmatch(r"[\w.-]*", name):
-                raise CheckpointError(
-                    f"{file}: alpha_pattern has {spelt(name)}, but only names of modules are read. Merge the LoRA into its "
-                    "model with PEFT (merge_and_unload), and grow the merged model"
-                )
+        self.saved_modules = (*self._names("modules_to_save"), *(self.task[1] if self.task else ()))
+        self._rank = _positive_number(file, "r", self.about.get("r"), int)
+        self._alpha = _positive_number(file, "lora_alpha", self.about.get("lora_alpha"))
+        self._ranks = self._patterns("rank_pattern", int)
+        self._alphas = self._patterns("alpha_pattern", int, float)
+        self._targets = self._modules("target_modules")
+        self._excluded = self._modules("exclude_modules")
+        self._layers = self._indices()
+        stacks = self.about.get("layers_pattern")
+        names = (stacks,) if isinstance(stacks, str) else self._names("layers_pattern")
+        self._stacks = [
+            self._pattern("layers_pattern", name, r"(?:^|.*?\.)", r"\.(\d+)\.")
+            for name in names or [_ANY_STACK]
+        ]
+        self._by_root = self._boolean("use_rslora")
+        self.dora = self._boolean("use_dora")
 
-    def _typed(self, key: str, kind: type[T], default: T) -> T:
-        value = self.about.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, kind):
-            raise CheckpointError(
-                f"{self.file}: {key} is {spelt(value)}, but should be a {kind.__name__}"
-            )
-        return value
+    def learn(self, modules: Iterable[str]) -> None:
+        """Match all expressions with all modules at once.
 
-    def scale(self, module: str, rank: int) -> float:
+        A simple expression is matched here. Others may never end, so one process with limited time
+        matches them.
+
+        Raises:
+          UntrustedError: an expression takes too much time.
+        """
+        patterns = {*self._ranks, *self._alphas, *self._stacks}
+        patterns |= {p for p in (self._targets, self._excluded) if isinstance(p, re.Pattern)}
+        names = dict.fromkeys(modules)
+        names |= dict.fromkeys(self.spellings.get(name, "") for name in list(names))
+        ends = [of for of in (self._targets, self._excluded) if isinstance(of, tuple)]
+        each = len(patterns) + sum(map(len, [*ends, self.saved_modules]))
+        file_limits().check(f"{self.file}, for all modules,", entries=each * len(names))
+        wanted = [(p.pattern, name) for p in patterns for name in names]
+        wanted = [pair for pair in wanted if pair not in self._found]
+        for text, name in wanted:
+            if text in self._simple:
+                self._found[text, name] = _last_group(re.match(text, name))
+        slow = [pair for pair in wanted if pair not in self._found]
+        if slow:
+            what = f"{self.file}: an expression for modules"
+            self._found |= dict(zip(slow, run_limited(_MATCH, slow, what), strict=True))
+
+    def _match(self, pattern: re.Pattern[str], module: str) -> str | None:
+        """The last group of a match at the beginning of a name; None if there is no match."""
+        if (pattern.pattern, module) not in self._found:
+            self.learn([module])
+        return self._found[pattern.pattern, module]
+
+    def _matches(self, of: re.Pattern[str] | tuple[str, ...], module: str) -> bool:
+        """Whether a pattern matches a name, or one of the given names is its end."""
+        if isinstance(of, re.Pattern):
+            return self._match(of, module) is not None
+        return any(f".{module}".endswith(f".{name}") for name in of)
+
+    def rank(self, module: str) -> int:
+        """Return the rank of the LoRA of a module."""
+        ranks = (rank for pattern, rank in self._ranks.items() if self._matches(pattern, module))
+        return next(ranks, self._rank)
+
+    def scale(self, module: str) -> float:
         """Return the factor of the product of the factors of a module."""
-        alpha = next(
-            a for name, a in self._alphas.items() if f".{module}".endswith(f".{name}") or not name
+        alphas = (
+            alpha for pattern, alpha in self._alphas.items() if self._matches(pattern, module)
         )
+        alpha = next(alphas, self._alpha)
+        rank = self.rank(module)
         return alpha / (math.sqrt(rank) if self._by_root else rank)
+
+    def targets(self, module: str) -> bool:
+        """Whether a module of a layer has a LoRA."""
+        return self._targets_named(module) or self._targets_named(self.spellings.get(module, ""))
+
+    def _targets_named(self, module: str) -> bool:
+        if self._matches(self._excluded, module) or self.saves(module):
+            return False
+        if isinstance(self._targets, re.Pattern) or not self._layers:
+            return self._matches(self._targets, module)
+        layers = (self._match(stack, module) for stack in self._stacks)
+        layer = next(filter(None, layers), None)
+        return (
+            self._matches(self._targets, module)
+            and layer is not None
+            and int(layer) in self._layers
+        )
 
     def saves(self, module: str) -> bool:
         """Whether the adapter holds a trained copy of the complete module."""
-        return any(f".{name}." in f".{module}." for name in self._saved)
+        return any(f".{name}." in f".{module}." for name in self.saved_modules)
+
+    def _check_initialisation(self) -> None:
+        how = self.about.get("init_lora_weights", True)
+        if how not in _INITIALISATIONS:
+            raise CheckpointError(
+                f"{self.file}: init_lora_weights is {spelt(how)}. This method changes the weights of the base model before it "
+                "trains, so the adapter alone does not contain the complete change. Convert the adapter with PEFT "
+                "(save_pretrained with path_initial_model_for_weight_conversion), or merge it into its model "
+                "(merge_and_unload)"
+            )
+
+    def _boolean(self, key: str) -> bool:
+        value = self.about.get(key) or False
+        if type(value) is not bool:
+            raise CheckpointError(
+                f"{self.file}: {key} is {spelt(value)}, but should be true or false"
+            )
+        return value
+
+    def _patterns(self, key: str, *kinds: type) -> dict[re.Pattern[str], Any]:
+        """Return the values of a key by the patterns that the ends of module names match."""
+        found = self.about.get(key) or {}
+        if not isinstance(found, dict):
+            raise CheckpointError(
+                f"{self.file}: {key} is {spelt(found)}, but should be an object of patterns and numbers"
+            )
+        return {
+            self._pattern(key, pattern, r"(.*\.)?(", ")$"): _positive_number(
+                self.file, f"{key}[{spelt(pattern)}]", value, *kinds
+            )
+            for pattern, value in found.items()
+        }
+
+    def _pattern(self, key: str, text: Any, before: str = "", after: str = "") -> re.Pattern[str]:
+        try:
+            if text == _ANY_STACK or _SIMPLE.fullmatch(text):
+                self._simple.add(f"{before}{text}{after}")
+            re.compile(text)
+            # Flags have to stay at the beginning.
+            flags = re.match(r"(?:\(\?[aimsux]+\))?", text)
+            start = flags[0] if flags else ""
+            return re.compile(f"{start}{before}{text[len(start) :]}{after}")
+        except (re.error, TypeError, RecursionError, OverflowError) as error:
+            raise CheckpointError(
+                f"{self.file}: {key} has {spelt(text)}, which is not a regular expression: {error}"
+            ) from None
+
+    def _modules(self, key: str) -> re.Pattern[str] | tuple[str, ...]:
+        """Return the modules of a key: a pattern of complete names, or the ends of names."""
+        of = self.about.get(key)
+        if isinstance(of, str):
+            return self._pattern(key, ".*" if of == "all-linear" else of, "(?:", r")\Z")
+        return self._names(key)
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        names = self.about.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(
+                f"{self.file}: {key} is {spelt(names)}, but should be a list of names"
+            )
+        return tuple(names)
+
+    def _indices(self) -> frozenset[int]:
+        """Return the layers that have a LoRA; an empty set means all layers."""
+        found = self.about.get("layers_to_transform")
+        layers = [] if found is None else found if isinstance(found, list) else [found]
+        if not all(type(layer) is int for layer in layers):
+            raise CheckpointError(
+                f"{self.file}: layers_to_transform is {spelt(found)}, but should be a list of layer "
+                "indices"
+            )
+        return frozenset(layers)
+
+
+# Expressions that are matched in a time proportional to the square of the length of a name.
+_SIMPLE = re.compile(r"(?:\.\*)?(?:[\w-]|\\?\.)*")
+_ANY_STACK = r".*?\.[^.]*"
+_MATCH = """
+import re
+def group(found):
+    return None if found is None else next((g for g in reversed(found.groups()) if g), "")
+print(json.dumps([group(re.match(*pair)) for pair in request["value"]]))
+"""
+
+
+def _last_group(found: re.Match[str] | None) -> str | None:
+    return None if found is None else next((g for g in reversed(found.groups()) if g), "")
+
+
+def _positive_number(file: CheckedPath, key: str, value: Any, *kinds: type) -> Any:
+    if type(value) not in (kinds or (int, float)) or not 0 < value < 1 << 31:
+        raise CheckpointError(f"{file}: {key} is {spelt(value)}, but should be a positive number")
+    return value

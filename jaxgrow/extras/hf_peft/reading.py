@@ -1,13 +1,14 @@
 """How is a LoRA read from the files of PEFT?"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from jaxgrow.axes.names import Params, axis_of, layers_of
+from jaxgrow.checkpoints.hf.misfits import tensors_without_values
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
@@ -23,7 +24,14 @@ from jaxgrow.checkpoints.source import (
 from jaxgrow.extras.families.text_part import text_tensors
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.peft_settings import PeftSettings
-from jaxgrow.extras.hf_peft.places import CONFIG, PREFIX, WEIGHTS, ModuleNames, storing_families
+from jaxgrow.extras.hf_peft.places import (
+    CONFIG,
+    PREFIX,
+    WEIGHTS,
+    Factors,
+    ModuleNames,
+    storing_families,
+)
 from jaxgrow.extras.peft.lora import RANK, LoRA
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
@@ -61,8 +69,9 @@ def read_peft(
         found = _PeftTensors(settings, file)
         config, names = _adapted_config(config, base, found)
         config, notes = _with_saved_vocab(config, names, found)
-        lora, factors = _read_factors(found, names, config)
-        gains = _read_gains(found, names, config, lora, factors, base) if settings.dora else {}
+        targets = _adapted_modules(found, names, config)
+        lora, factors = _read_factors(found, targets, config)
+        gains = _read_gains(found, targets, config, lora, factors, base) if settings.dora else {}
         saved = _read_saved(found, names, config)
         if unknown := [name for name in found.tensors if name not in found.known]:
             raise CheckpointError(
@@ -114,24 +123,32 @@ class _PeftTensors:
         marked = re.compile(
             r"(?<=\.lora_[AB])\.default(?=\.weight$)|(?<=_vector)(\.default)?(\.weight)?$"
         )
+        own = {marked.sub("", n.removeprefix(PREFIX)): tensor for n, tensor in stored.items()}
+        if empty := tensors_without_values(stored):
+            raise CheckpointError(f"{file}: {empty}")
         # The adapter of a model of images and texts is read for its text model.
-        self.tensors = text_tensors(
-            {marked.sub("", n.removeprefix(PREFIX)): t for n, t in stored.items()}
-        )
-        self.modules = {name.partition(".lora_")[0] for name in self.tensors if ".lora_" in name}
+        names = text_tensors({name: name for name in own})
+        self.tensors = {name: own[spelt_as] for name, spelt_as in names.items()}
+        modules = {
+            name.partition(".lora_")[0]: of for name, of in names.items() if ".lora_" in name
+        }
+        settings.spellings = {name: of.partition(".lora_")[0] for name, of in modules.items()}
+        self.modules = modules.keys()
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         self.known.add(name)
         return safetensors.read_tensor(self.tensors, self.file, name, shape)
 
-    def rank(self, module: str) -> int:
-        """The rank of the LoRA of a module."""
-        a = self.tensors.get(f"{module}.lora_A.weight")
-        if a is None or len(a.shape) != 2 or 0 in a.shape:
+    def need(self, names: Iterable[str]) -> None:
+        """Check that the adapter has these tensors.
+
+        Raises:
+          CheckpointError: some of them are missing.
+        """
+        if missing := [name for name in names if name not in self.tensors]:
             raise CheckpointError(
-                f"{self.file} lacks a matrix {module}.lora_A.weight. Save the adapter again with PEFT"
+                f"{self.file} lacks {listed(missing)}, which {CONFIG} requires. Is it the adapter of another model?"
             )
-        return a.shape[0]
 
 
 def _adapted_config(
@@ -154,7 +171,7 @@ def _adapted_config(
     candidates = [ModuleNames(family, older) for family in families for older in (False, True)]
 
     def common(names: ModuleNames) -> int:
-        return len(found.modules.intersection(module for module, *_ in names.of_layers(config)))
+        return len(found.modules & {module for module, *_ in names.of_layers(config)})
 
     return config, max(candidates, key=common)
 
@@ -176,9 +193,28 @@ def _with_saved_vocab(
     )
 
 
+def _adapted_modules(
+    found: _PeftTensors, names: ModuleNames, config: Config
+) -> list[tuple[str, int, list[Factors]]]:
+    """Return the modules that have a LoRA by the settings, as from `ModuleNames.of_layers`.
+
+    Raises:
+      CheckpointError: there are none, or the file lacks their factors.
+    """
+    every = [*names.of_layers(config)]
+    found.settings.learn(module for module, *_ in every)
+    targets = [target for target in every if found.settings.targets(target[0])]
+    found.need(f"{module}.lora_{x}.weight" for module, *_ in targets for x in "AB")
+    if not targets:
+        raise CheckpointError(
+            f"{found.file} has no LoRA of a kernel in the layers of {names.family.architecture}"
+        )
+    return targets
+
+
 def _read_gains(
     found: _PeftTensors,
-    names: ModuleNames,
+    targets: Sequence[tuple[str, int, list[Factors]]],
     config: Config,
     lora: LoRA,
     factors: Params,
@@ -193,33 +229,33 @@ def _read_gains(
     gains: dict[str, np.ndarray] = {}
     leaves = leaves_by_path(factors)
     sizes = config.sizes()
-    for module, layer, group in names.of_layers(config):
-        for place in group if module in found.modules else ():
-            axes = place.kernel.written
-            stored = place.magnitude
-            shape = (place.layers(sizes), *(sizes[axis_of(n)] for n in axes))
-            x = found.read(stored.name.format(layers=layer), stored.shape(axes, sizes))
-            norms = place.norms(base, layer, lora, leaves)
-            every = gains.setdefault(place.module, np.ones(shape, np.float32))
-            every[layer] = stored.to_leaf(x, axes, sizes) / norms
+    for place, layer in ((place, layer) for _, layer, group in targets for place in group):
+        axes = place.kernel.written
+        stored = place.magnitude
+        name = stored.name.format(layers=layer)
+        found.need([name])
+        x = found.read(name, stored.shape(axes, sizes))
+        norms = place.norms(base, layer, lora, leaves)
+        shape = (place.layers(sizes), *(sizes[axis_of(n)] for n in axes))
+        every = gains.setdefault(place.module, np.ones(shape, np.float32))
+        every[layer] = stored.to_leaf(x, axes, sizes) / norms
     return gains
 
 
-def _read_factors(found: _PeftTensors, names: ModuleNames, config: Config) -> tuple[LoRA, Params]:
+def _read_factors(
+    found: _PeftTensors, targets: Sequence[tuple[str, int, list[Factors]]], config: Config
+) -> tuple[LoRA, Params]:
     """Read the factors. Smaller ranks are padded with zeros, and other scales are in ``b``."""
+    settings = found.settings
     sizes = config.sizes()
-    targets = [target for target in names.of_layers(config) if target[0] in found.modules]
-    if not targets:
-        raise CheckpointError(
-            f"{found.file} has no LoRA of a kernel in the layers of {names.family.architecture}"
-        )
-    rank = max(found.rank(module) for module, *_ in targets)
-    first = targets[0][0]
-    scale = found.settings.scale(first, found.rank(first))
+    rank = max(settings.rank(module) for module, *_ in targets)
+    if rank > sum(tensor.size for tensor in found.tensors.values()):
+        raise CheckpointError(f"{settings.file} has rank {rank}, which {found.file} does not have")
+    scale = settings.scale(targets[0][0])
     leaves: dict[str, np.ndarray] = {}
     for module, layer, group in targets:
-        own = found.rank(module)
-        times = found.settings.scale(module, own) / scale
+        own = settings.rank(module)
+        times = settings.scale(module) / scale
         for place in group:
             for leaf, stored, axes in place.sides:
                 of = {**sizes, RANK: own}
