@@ -455,7 +455,7 @@ def test_a_model_of_images_and_texts_is_refused_with_its_tower(tmp_path, model, 
     change(folder, architectures=[model], model_type=model.removesuffix("Model").lower())
     assert program.main(["inspect", str(folder)]) == 1
     assert (
-        f"load its vision tower as {tower} in transformers, and save it" in capsys.readouterr().err
+        f"Load its vision tower as {tower} in transformers, and save it" in capsys.readouterr().err
     )
 
 

@@ -453,11 +453,14 @@ def run(*words):
 WIDER = ("--embed", 32, "--heads", 8, "--kv-heads", 4, "--mlp", 40)
 
 
-@pytest.mark.parametrize("architecture", ["Phi3ForCausalLM", "Qwen3ForCausalLM"])
-def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "dora"),
+    [("Phi3ForCausalLM", False), ("Qwen3ForCausalLM", False), ("Qwen3ForCausalLM", True)],
+)
+def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture, dora):
     """The two results are the same LoRA; PEFT and transformers load both, and the logits agree."""
     base = made(tmp_path / "base", architecture)
-    trained(base, tmp_path / "lora")
+    trained(base, tmp_path / "lora", use_dora=dora)
     grow_it = ("grow", base, "--method", "hypercloning", *WIDER, "--lora", tmp_path / "lora")
     assert run(*grow_it, tmp_path / "dry", "--dry-run") == 0
     assert (
@@ -468,6 +471,8 @@ def test_a_lora_grows_with_its_model_or_alone(tmp_path, capsys, architecture):
     assert run(*grow_it, tmp_path / "alone", "--lora-only") == 0
     said = capsys.readouterr().out
     assert f"{tmp_path / 'alone'}: only the LoRA\n" in said and said.count("7 modules") == 2
+    note = "note: transformers 5 loads a DoRA in the folder of its model without the magnitudes"
+    assert (note in said) == dora
     assert sorted(file.name for file in (tmp_path / "alone").iterdir()) == list(peft.ADAPTER)
     both, alone = (
         load_file(tmp_path / name / "adapter_model.safetensors") for name in ("both", "alone")

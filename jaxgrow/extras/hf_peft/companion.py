@@ -11,9 +11,8 @@ from jaxgrow.extras.hf_peft.saving import module_ranks, write_into
 from jaxgrow.growth.maps import Growth
 
 _DORA = (
-    "transformers 5 loads the DoRA in the folder of its model without its magnitudes. Move "
-    f"{' and '.join(ADAPTER)} to another folder and load them with PeftModel.from_pretrained, or "
-    "merge the DoRA into its model before growing"
+    "transformers 5 loads a DoRA in the folder of its model without the magnitudes. Load it from a folder with only "
+    f"{' and '.join(ADAPTER)}, with PeftModel.from_pretrained, or merge the DoRA into its model before growing"
 )
 
 
