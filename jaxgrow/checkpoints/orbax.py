@@ -53,6 +53,9 @@ from jaxgrow.signals import defer_signals
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import checked_path, checked_tree
 
+# A model of at most this size in bytes is read completely for its fingerprint, because each read by
+# Orbax takes about 20 ms, also of a small leaf.
+_AT_ONCE = 2**28
 CHECKPOINTS = "checkpoints"  # the folder with the checkpoints of a run
 _EXPORTING = ".exporting-"  # the prefix of working folders, which end in random digits
 
@@ -189,6 +192,8 @@ class Orbax(Loaded, Checkpoint):
 
         In a run of several processes, every process has to call it.
         """
+        if self.bytes <= _AT_ONCE:
+            self._load()
         digest = hashlib.sha256()
         for path, leaf in self.leaves.items():
             # One leaf at a time, because the host may not be able to hold the complete model.

@@ -286,14 +286,16 @@ def test_the_fingerprint_is_of_the_numbers_not_of_the_files(tmp_path, folder):
     assert sharded == same != other
 
 
-def test_the_fingerprint_of_orbax_reads_one_leaf_at_a_time(tmp_path, folder, monkeypatch):
+@pytest.mark.parametrize("at_once", [1, 2**28])
+def test_the_fingerprint_of_orbax_is_the_same_in_parts(tmp_path, folder, at_once, monkeypatch):
     hf = checkpoints.open_checkpoint(folder)
     checkpoints.write(hf, checkpoints.Output(tmp_path / "b", "orbax"))
+    monkeypatch.setattr(orbax, "_AT_ONCE", at_once)
     source, read = checkpoints.open_checkpoint(tmp_path / "b"), []
     load = orbax.ocp.load
     monkeypatch.setattr(orbax.ocp, "load", lambda *a: read.append(a) or load(*a))
     found = source.fingerprint()
-    assert len(read) == len(source.leaves)
+    assert len(read) == (len(source.leaves) if at_once == 1 else 1)
     source.params()
     assert source.fingerprint() == found
 
