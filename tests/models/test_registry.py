@@ -21,9 +21,11 @@ REGISTRIES = {
     "comparison score": "train.analysis.comparing:SCORERS",
     "corpus": "train.data.text:CORPORA",
     "corpus formats": "train.data.text:FORMATS",
+    "dataset": "train.data.dataset:DATASETS",
     "device speed": "train.analysis.upcoming:DEVICE_SPEEDS",
     "joining": "train.common.hosts:JOINING",
     "merge": "jaxgrow.cli.v_cycle_commands:MERGES",
+    "method": "train.plan.methods:METHODS",
     "mixture of experts": "jaxgrow.models.llama:MIXTURES",
     "model card": "train.store.workdir:CARDS",
     "model family": "jaxgrow.models.config:Config.families",
@@ -80,6 +82,8 @@ def test_a_class_that_is_defined_again_replaces_itself():
     assert classes["Own"].size == 2
     with pytest.raises(ValueError, match="the class Own is registered already"):
         classes.add("Own", type("Other", (), {}))
+    with pytest.raises(ValueError, match="the class Own is registered already"):
+        classes.add("Own", type("Own", (), {"__module__": "another_file"}))
 
 
 @pytest.mark.extra
