@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _ItemsOfName(NamedTuple):
-    """The items of one name in a field with the metadata `named_items`."""
+    """The items of one name in a field with the metadata `train.common.fields.named`."""
 
     field: str
     kind: type
@@ -63,7 +63,7 @@ def _items_by_name(kind: type) -> dict[str, _ItemsOfName]:
 
 
 def by_name(node: object, f: dataclasses.Field) -> Json:
-    """Return the items of a field with the metadata `named_items`, in the form of ``config.json``."""
+    """Return the items of a field with the metadata `train.common.fields.named`, in the form of ``config.json``."""
     out: Json = dict.fromkeys(f.metadata["always"])
     names = _items_by_name(type(node)).items()
     for value in getattr(node, f.name):
