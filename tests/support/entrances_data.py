@@ -394,6 +394,7 @@ ROWS: dict[str, Row] = {
     "train/data/special.py::copy_special_files": attacked("settings to copy"),
     "train/data/special.py::_template": ours(_BY_REGULAR),
     "train/data/text.py::read_tokens": ours(_CACHE),
+    "train/data/text.py::_make": ours(_CACHE),
     "train/data/text.py::_mapped_tokens": ours(_CACHE),
     "train/data/cache.py::cached_folder": ours(_CACHE),
     "train/data/cache.py::_working_folder": ours(_CACHE),
