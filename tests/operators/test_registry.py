@@ -1,5 +1,6 @@
 """The registry is the only list of operators: the command line, the laws and the docs read it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_a_definition_that_runs_again_replaces_the_operator(monkeypatch):
     assert "first_again" in registry.DEPTH and "first_again" not in registry.WIDTH
     with pytest.raises(ValueError, match="operator 'first_again' is registered twice"):
         exec(NEW, {"__name__": "config other.py"})
+
+
+def test_the_operator_of_the_page_is_used_by_its_config():
+    page = (DOCS / "howto" / "operator.md").read_text()
+    (code,) = [text for text in re.findall(r"```text\n(.*?)```", page, re.S) if "@operator" in text]
+    mine = {"__name__": "config mine.py"}
+    exec(code, mine)
+    try:
+        e = mine["method"]()
+        _, grows, _ = e.method.plan(e.model, e.optim, e.steps)
+        assert grows.by == ("last_again",)
+    finally:
+        del registry.OPERATORS["last_again"], registry.WIDTH["last_again"]
 
 
 # --- stages ---
