@@ -112,7 +112,7 @@ def test_in_a_compiled_function_on_an_explicit_mesh_too():
 
 @pytest.fixture
 def in_small_pieces(monkeypatch):
-    """Make `grow_nnx` compute results row by row."""
+    """Make `grow` compute results row by row."""
     monkeypatch.setattr(_sharded, "LEAST_BUDGET", 1)
     apply._program.clear_cache()
     yield
