@@ -178,7 +178,8 @@ class AotRun:
             )
         return model, cost
 
-    def train(self, phase: Train) -> TrainState:
+    def train(self, phase: Phase) -> TrainState:
+        assert isinstance(phase, Train)
         return self.compile_steps(phase, phase.init(self))
 
     def compile_steps(self, phase: Train, model: TrainState) -> TrainState:
