@@ -29,6 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Tests kill processes but no machine, so none of them waits for the disk.
+os.fsync = lambda handle: None
+
 # Tracing creates millions of long-lived objects, which the collector would scan repeatedly.
 gc.disable()
 

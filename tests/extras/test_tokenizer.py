@@ -12,8 +12,6 @@ from train.common.errors import UserError
 from train.config.experiment import load_experiment
 from train.data.text import read_tokens, training_text
 
-pytestmark = pytest.mark.extra
-
 BERT = BERTConfig(vocab=280, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
 
 
