@@ -37,7 +37,7 @@ def operators() -> str:
             continue
         names = [name for name, other in OPERATORS.items() if other is found]
         widths = ["width", *(axis for axis in found.axes if axis == "layers")]
-        axes = ", ".join(widths if first in WIDTH else found.axes)
+        axes = ", ".join(widths if first in WIDTH else found.axes) or "nothing"
         rows.append(
             (
                 ", ".join(f"`{name}`" for name in names),

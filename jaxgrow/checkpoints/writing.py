@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from tqdm import tqdm
 
 from jaxgrow._version import __version__
-from jaxgrow.axes.names import Axes, Params
+from jaxgrow.axes.names import LAYERS, Axes, Params
 from jaxgrow.checkpoints.changed import Cast, InColour, Noisy
 from jaxgrow.checkpoints.hf import layer_lists, storage
 from jaxgrow.checkpoints.hf.base import Family
@@ -36,7 +36,7 @@ from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.opening import open_checkpoint
 from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
-from jaxgrow.growth.maps import Growth, Rules
+from jaxgrow.growth.maps import Growth, Rules, select
 from jaxgrow.models import Config
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
@@ -239,6 +239,9 @@ def write(
             _check_no_lora(root.folder)
     source = source if output.dtype is None else Cast(source, output.dtype)
     source = _for_images(source, roots, output)
+    passes = source.config.traits["passes"]
+    if passes and output.is_hf(roots):  # no architecture of transformers has a loop
+        source = Grown(source, {LAYERS: select(passes, source.sizes()[LAYERS])})
     plan = _planned_content(source, roots, output)
     folders = [root.folder for root in roots]
     folders += [folder for companion in companions for folder in companion.folders]

@@ -18,6 +18,7 @@ from jaxgrow.cli.options import (
     add_lora,
     add_sizes,
     axis_option,
+    layer_loop,
     unit_groups,
 )
 from jaxgrow.registry import Registry
@@ -54,6 +55,11 @@ _GROW = (
         "the number of experts of the new model, for upcycle and virtual_groups",
     ),
     ("--active", int, "N", "the number of experts that each token is routed to (default: 2)"),
+    (
+        *("--loop", layer_loop, "I-JxN"),
+        "for loop: the layers I to J, counted from 0, run N times; the new model has a copy of each "
+        "layer for every time",
+    ),
     ("--seed", int, "N", "random seed for sampled units, new routers, and --noise (default: 0)"),
     (
         *("--noise", float, "DB"),
@@ -185,7 +191,7 @@ def described_methods() -> dict[str, tuple[str, str]]:
 
     return {
         name: (
-            ", ".join(found.axes).replace("_", "-") + (f" ({found.sizes})" if found.sizes else ""),
+            found.grows.replace("_", "-"),
             found.preserves,
         )
         for name, found in OPERATORS.items()

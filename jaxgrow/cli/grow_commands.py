@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jaxgrow import operators
 from jaxgrow.axes import axis_kind
@@ -15,6 +16,7 @@ from jaxgrow.cli.new_sizes import given_sizes, target_sizes
 from jaxgrow.cli.other_formats import format_of
 from jaxgrow.cli.writing import full_record, output_of, report_written, transform_model
 from jaxgrow.growth.maps import Growth
+from jaxgrow.models.stack import Loop
 from jaxgrow.typed import Json
 
 
@@ -46,9 +48,23 @@ def run_grow(a: argparse.Namespace) -> None:
 
 def growth_of(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
-    target = target_sizes(a, source)
+    if a.method == "loop":
+        return _growth_of_loop(a, source)
+    refuse_options(a, f"{a.method} makes no loop", "loop")
+    # The size of unloop follows from the model.
+    target = given_sizes(a) if a.method == "unloop" else target_sizes(a, source)
     growth, taken = growth_by_method(a, source.sizes(), target, source.config.traits)
     return growth, {"method": a.method, "target": target, **taken}
+
+
+def _growth_of_loop(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:
+    """The growth to a model without a loop whose layers are the passes of ``--loop``."""
+    if a.loop is None:
+        raise UsageError("loop requires the layers that run again, such as --loop 4-7x2")
+    with errors_with_options():
+        operators.loop(source.sizes(), given_sizes(a))
+        passes = replace(source.config, loop=Loop(*a.loop)).traits["passes"]
+        return operators.unloop(source.sizes(), {}, passes), {"method": a.method, "passes": passes}
 
 
 def growth_by_method(
@@ -101,6 +117,7 @@ def _grow_experts(a: argparse.Namespace) -> None:
     refuse_options(a, why, *policy, "optimizer_state", "format", "names", "head_dim")
     refuse_options(a, f"{a.method} does not average layers", "blend")
     refuse_options(a, "the routers of new experts are random, by --seed", "noise")
+    refuse_options(a, f"{a.method} makes no loop", "loop")
     source = open_checkpoint(a.src)
     active = 2 if a.active is None else a.active
     if a.experts is None:

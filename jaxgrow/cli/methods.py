@@ -16,6 +16,8 @@ METHODS = {
         "experts, mlp (experts with fewer mlp units each)",
         "yes, if each token uses a multiple of the number of parts",
     ),
+    "loop": ("nothing", "no"),
+    "unloop": ("layers (the number of passes of a loop)", "yes, for a model with a loop"),
     "zero_pad": ("embed, heads, kv-heads, mlp", "heads and mlp: yes; embed: no"),
     "fpi": (
         "embed, heads, kv-heads, mlp",

@@ -199,6 +199,22 @@ def unit_groups(text: str) -> str | tuple[tuple[int, ...], ...]:
         ) from None
 
 
+def layer_loop(text: str) -> tuple[int, int, int]:
+    """Read a loop over layers: ``4-7x2`` runs the layers 4, 5, 6 and 7 two times.
+
+    Example:
+      >>> layer_loop("4-7x2")
+      (4, 8, 2)
+    """
+    found = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})x([0-9]{1,6})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a loop: give the first layer, the last layer and how often they run, such as 4-7x2"
+        )
+    begin, last, times = map(int, found.groups())
+    return begin, last + 1, times
+
+
 def _stages(text: str) -> int | tuple[int, ...]:
     try:
         found = [int(size) for size in text.split(",")]

@@ -1,7 +1,8 @@
 """Does a growth preserve the function of a model?"""
 
 from jaxgrow import operators
-from jaxgrow.growth.maps import Growth, Rules, new_sizes, preserves_function
+from jaxgrow.axes.names import LAYERS
+from jaxgrow.growth.maps import Growth, Rules, by_axes, new_sizes, preserves_function
 from jaxgrow.models import Config
 
 
@@ -13,6 +14,9 @@ def keeps_function(growth: Growth, config: Config, method: str = "") -> bool:
       config: the config of the model before the growth.
       method: the name of the operator that made the growth, if it made `Rules`.
     """
+    if config.loop is not None and not isinstance(growth, Rules):
+        # The only growth of its layers gives each pass its own layer (`Config.resized`).
+        growth = {axes: m for axes, m in by_axes(growth).items() if axes != (LAYERS,)}
     headless = config.predicts == "states"
     if not isinstance(growth, Rules):
         # Without a head, all output features need the same number of copies.

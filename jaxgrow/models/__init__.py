@@ -13,6 +13,7 @@ from jaxgrow.models.config import Config, Cost, TextConfig, from_json
 from jaxgrow.models.encoder import EncoderConfig
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.models.llama import LlamaConfig
+from jaxgrow.models.stack import Loop
 from jaxgrow.models.vit import ViTConfig
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EncoderConfig",
     "GPT2Config",
     "LlamaConfig",
+    "Loop",
     "TextConfig",
     "ViTConfig",
     "from_json",

@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from jaxgrow import typed
 from jaxgrow.axes.names import (
+    LAYERS,
     Axes,
     Params,
     Tree,
@@ -26,11 +27,11 @@ from jaxgrow.axes.names import (
     split_boxed,
     with_direction,
 )
-from jaxgrow.growth.maps import Growth, Rules, new_sizes
-from jaxgrow.growth.matrices import is_traced
+from jaxgrow.growth.maps import Growth, Rules, by_axes, new_sizes
+from jaxgrow.growth.matrices import dense, is_traced
 from jaxgrow.models.attention import By
 from jaxgrow.models.bottleneck import BOTTLENECK, Adapter
-from jaxgrow.models.stack import Remat
+from jaxgrow.models.stack import Loop, Remat
 from jaxgrow.registry import Registry
 
 # Field types: one size per stage, and a list of numbers.
@@ -56,6 +57,7 @@ class OperatorTraits(TypedDict):
     post_norm: bool
     alternating: tuple[str, ...]
     period: int
+    passes: tuple[int, ...]
 
 
 class Cost(NamedTuple):
@@ -122,6 +124,8 @@ class Config:
     scan_layers: bool = True
     # The bottleneck adapter of every layer (`jaxgrow.extras.peft.adapters`).
     adapter: Adapter | None = None
+    # The layers that run several times (`jaxgrow.operators.loop`); None: each layer runs once.
+    loop: Loop | None = None
 
     # All families, by name.
     families: ClassVar[Registry[type["Config"]]] = Registry("model family")
@@ -149,6 +153,8 @@ class Config:
     # Whether output kernels of sublayers are initialised with a smaller scale. The factor is
     # ``1 / sqrt(2 layers)``, for kernels that write to the residual stream.
     depth_scaled = False
+    # Whether the family supports ``loop``.
+    loops = False
     # The number of parameter entries that the model never reads. If only some layers have a certain
     # norm, the stacked parameters hold unused entries for the other layers.
     idle = 0
@@ -190,6 +196,11 @@ class Config:
             if get_origin(f.type) is Literal and not typed.fits_type(value, f.type):
                 allowed = typed.either_of(typed.allowed_values(f.type))
                 raise ValueError(f"{f.name} must be {allowed}, not {value!r}")
+        if self.loop is not None and not (self.loops and self.loop.end <= self.layers):
+            why = f"has {self.layers} layers" if self.loops else "runs each layer only once"
+            raise ValueError(
+                f"this {type(self).__name__} {why}, but loop is {self.loop}: change or leave out loop"
+            )
 
     # --- properties that a family defines ---
 
@@ -221,8 +232,15 @@ class Config:
         - ``alternating``: the layer axes along which even and odd layers compute different
           functions, even with equal weights and an equal config.
         - ``period``: the number of layers after which the kinds of layers repeat.
+        - ``passes``: the layer of each pass, if layers run several times (`Loop`); otherwise empty.
         """
-        return {"norm": "layer", "post_norm": False, "alternating": (), "period": 1}
+        return {
+            "norm": "layer",
+            "post_norm": False,
+            "alternating": (),
+            "period": 1,
+            "passes": () if self.loop is None else tuple(self.loop.repeat(range(self.layers))),
+        }
 
     @property
     def layer_kinds(self) -> str:
@@ -360,12 +378,17 @@ class Config:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The number of layers of each stage, from the input on. Most families have one stage."""
+        """The number of layers that run in each stage, from the input on.
+
+        Most families have one stage. A layer of a `Loop` counts as often as it runs.
+        """
+        if self.loop is not None:
+            return (len(self.loop.repeat(range(self.layers))),)
         return tuple(size for name, size in self.sizes().items() if is_layers(name))
 
     @property
     def depth(self) -> int:
-        """The total number of layers."""
+        """The total number of layers that run."""
         return sum(self.depths)
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Self:
@@ -381,13 +404,27 @@ class Config:
         return replace(self, **values)
 
     def resized(self, growth: Growth) -> Self:
-        """Return the config of the grown model."""
+        """Return the config of the grown model.
+
+        Raises:
+          ValueError: the growth changes the layers of a model with a ``loop``, other than by
+            `jaxgrow.operators.unloop`.
+        """
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
         new = new_sizes(growth)
+        loop = None if LAYERS in new else self.loop
+        if loop != self.loop:
+            m = None if isinstance(growth, Rules) else by_axes(growth)[(LAYERS,)]
+            passes = np.eye(self.layers)[list(self.traits["passes"])]
+            if m is None or not np.array_equal(dense(m.write), passes):
+                raise ValueError(
+                    f"the growth changes the layers of a model with {self.loop}: first give each "
+                    "pass its own layer, with the operator unloop"
+                )
         adapter = self.adapter
         if adapter and BOTTLENECK in new:
             adapter = replace(adapter, size=new.pop(BOTTLENECK))
-        return replace(self.with_sizes(new), eps=eps, adapter=adapter)
+        return replace(replace(self, loop=loop).with_sizes(new), eps=eps, adapter=adapter)
 
     def run_as(self, other: "Config") -> Self:
         """Return this config with the run settings (`run_by`) of another config."""

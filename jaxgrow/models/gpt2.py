@@ -42,6 +42,7 @@ class GPT2Config(TextConfig):
     no_axes: ClassVar = ("first_position",)
     optional: ClassVar = ("first_position",)
     depth_scaled = True
+    loops = True
     causal: ClassVar = True
     segments: ClassVar = True
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "final_norm")

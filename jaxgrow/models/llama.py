@@ -48,7 +48,7 @@ from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.model import Call, Stack, tokens_at
 from jaxgrow.models.modules import MLP, Linear, project_together
 from jaxgrow.models.norms import LayerNorm, RMSNorm
-from jaxgrow.models.stack import stacked_blocks
+from jaxgrow.models.stack import loop_blocks, stacked_blocks
 from jaxgrow.registry import Registry
 
 # The module ``Experts`` of a mixture, and ``expert_rows``, the number of rows that it computes.
@@ -196,6 +196,7 @@ class LlamaConfig(TextConfig):
     tied_parts: ClassVar = ("token_embedding", "final_norm")
     optional: ClassVar = (EXPERTS, SHARED)
     depth_scaled = True
+    loops = True
 
     # The choices that use a field (`train.config.effect` checks them for a training).
     used_with = {
@@ -725,6 +726,7 @@ def layer_and_blocks(
     # If all layers are of one kind, its settings are constants and need no index.
     if len(kinds) > 1:
         blocks = blocks, np.array([kinds.index(kind) for kind in every], np.int32)
+    blocks = loop_blocks(blocks, c.loop)
 
     def layer(w, x, *scale, positions=None, past=None, **reading):
         w, rotation, window, normed = _of_kind(w, rotation_NTI, windows_N, normed_N)

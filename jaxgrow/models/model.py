@@ -16,7 +16,7 @@ from jaxgrow.axes.names import BELOW, Params, Tree, named_init
 from jaxgrow.layerdrop.execution import KeepMask
 from jaxgrow.models.cache import Past, run_after
 from jaxgrow.models.loss import last_tokens
-from jaxgrow.models.stack import KeptTokens, Observe, run_parts, stacked_blocks
+from jaxgrow.models.stack import KeptTokens, Observe, loop_blocks, run_parts, stacked_blocks
 
 INIT = nn.initializers.normal(0.02)
 
@@ -148,6 +148,11 @@ class Model(nn.Module):
                 "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) "
                 "or frozen layers: pass keep_mask alone"
             )
+        if self.config.loop is not None and call.frozen > self.config.loop.begin:
+            raise ValueError(
+                f"the {call.frozen} frozen layers at the bottom include layers of {self.config.loop}, "
+                "which run again above other layers: freeze fewer layers"
+            )
         if call.mask_BS is not None and call.given("keep_mask", "kept_tokens"):
             raise ValueError(
                 "mask_BS cannot be combined with layer dropping (keep_mask) or token dropping "
@@ -201,7 +206,7 @@ class Model(nn.Module):
                 reading["segments_BT"] = tokens_at(segments_BT, positions)
             return block.apply({"params": w}, x, *scale, **options, **reading)
 
-        return Stack(layer, blocks)
+        return Stack(layer, loop_blocks(blocks, self.config.loop))
 
     def run(
         self, stack: Any, x_BTD: jax.Array, call: Call, **options: Any

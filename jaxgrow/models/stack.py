@@ -4,9 +4,10 @@ Shape suffixes: B batch, T positions, S kept tokens, D embed.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxgrow.axes.names import LAYERS, Params, Tree
 from jaxgrow.layerdrop.execution import Dropout, KeepMask, conditional, scaled, unbatched
 from jaxgrow.sharding import split_sequences
 
+T = TypeVar("T")
 Remat: TypeAlias = Literal["none", "products", "projections", "full"]
 # A function of a layer's input and output. Its result is returned with the model's output.
 Observe: TypeAlias = Callable[[jax.Array, jax.Array], Tree]
@@ -89,6 +91,48 @@ class KeptTokens:
     positions_BS: jax.Array
     begin: int = struct.field(pytree_node=False)
     end: int = struct.field(pytree_node=False)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The layers ``begin .. end - 1`` run ``times`` times in turn, with the same weights.
+
+    A run of a layer is a pass. A model of 4 layers with ``Loop(1, 3)`` has the passes 0, 1, 2, 1, 2
+    and 3. Layer dropping, observations and the KV cache count passes instead of layers.
+
+    Attributes:
+      begin: the first of the layers.
+      end: the layer after the last one.
+      times: how often they run.
+    """
+
+    begin: int
+    end: int
+    times: int = 2
+
+    def __post_init__(self):
+        if not (0 <= self.begin < self.end and self.times > 1):
+            raise ValueError(
+                f"a loop runs at least one layer at least twice, but is {self}: set begin < end and "
+                "times > 1"
+            )
+
+    def repeat(self, layers: Sequence[T]) -> list[T]:
+        """Return the items of the passes from the items of the layers."""
+        looped = layers[self.begin : self.end]
+        return [*layers[: self.begin], *[*looped] * self.times, *layers[self.end :]]
+
+
+def loop_blocks(blocks: Params, loop: Loop | None) -> Params:
+    """Return the stacked blocks with a row for each pass of a `Loop`.
+
+    The gradient of a layer is the sum of the gradients of its passes. The copies exist only inside
+    of the step. (Indexing would add them up in any order on some devices.)
+    """
+    if loop is None:
+        return blocks
+    cuts = ((0, loop.begin), *[(loop.begin, loop.end)] * loop.times, (loop.end, None))
+    return jax.tree.map(lambda w: jnp.concatenate([w[a:b] for a, b in cuts]), blocks)
 
 
 def run_parts(

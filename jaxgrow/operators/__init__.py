@@ -25,23 +25,36 @@ The most used ones are:
 from jaxgrow.operators import depth as _depth
 from jaxgrow.operators import experts as _experts
 from jaxgrow.operators import ligo as ligo
+from jaxgrow.operators import loops as _loops
 from jaxgrow.operators import multilevel as _multilevel
 from jaxgrow.operators import pruning as _pruning
 from jaxgrow.operators import width as _width
 from jaxgrow.operators.depth import *  # noqa: F403
 from jaxgrow.operators.experts import *  # noqa: F403
+from jaxgrow.operators.loops import *  # noqa: F403
 from jaxgrow.operators.multilevel import *  # noqa: F403
 from jaxgrow.operators.pruning import *  # noqa: F403
-from jaxgrow.operators.registry import DEPTH, EXPERTS, OPERATORS, WIDTH, Operator, operator
+from jaxgrow.operators.registry import DEPTH, EXPERTS, FORMS, OPERATORS, WIDTH, Operator, operator
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.width import *  # noqa: F403
 from jaxgrow.operators.width import fpi
 
 net2net = fpi  # the original name of the same operator
 
-__all__ = ["DEPTH", "EXPERTS", "OPERATORS", "WIDTH", "Operator", "Sizes", "net2net", "operator"]
+__all__ = [
+    "DEPTH",
+    "EXPERTS",
+    "FORMS",
+    "OPERATORS",
+    "WIDTH",
+    "Operator",
+    "Sizes",
+    "net2net",
+    "operator",
+]
 __all__ += _depth.__all__
 __all__ += _experts.__all__
+__all__ += _loops.__all__
 __all__ += _multilevel.__all__
 __all__ += _pruning.__all__
 __all__ += _width.__all__

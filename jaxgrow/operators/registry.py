@@ -43,7 +43,7 @@ class Operator:
 
     Attributes:
       function: ``(sizes, target, ...) -> Growth``.
-      axes: the kinds of axes that it can grow.
+      axes: the kinds of axes that it can grow; empty if it changes the form of the model and no size.
       sizes: which new sizes it can reach, for help texts; empty if all.
       preserves: whether it preserves the function of a pre-LN model, for help texts and tables.
       source: the publication.
@@ -78,10 +78,17 @@ class Operator:
 
     @property
     def group(self) -> dict[str, Callable[..., Growth]]:
-        """The group of the operator: `DEPTH`, `EXPERTS` or `WIDTH`."""
+        """The group of the operator: `FORMS`, `DEPTH`, `EXPERTS` or `WIDTH`."""
+        if not self.axes:
+            return FORMS
         if self.axes == (LAYERS,):
             return DEPTH
         return EXPERTS if "experts" in self.axes else WIDTH
+
+    @property
+    def grows(self) -> str:
+        """The kinds of axes and the sizes that it can reach, for tables."""
+        return ", ".join(self.axes) + (f" ({self.sizes})" if self.sizes else "") or "nothing"
 
     def __call__(
         self, sizes: Mapping[str, int], target: Mapping[str, int], **options: object
@@ -96,11 +103,12 @@ class Operator:
 
 
 OPERATORS: dict[str, Operator] = {}
-# The functions of the operators in three groups: those that only add layers, those that make
-# experts, and all others.
+# The functions of the operators in four groups: those that only add layers, those that make
+# experts, those that change the form of a model and no size, and all others.
 DEPTH: dict[str, Callable[..., Growth]] = {}
 WIDTH: dict[str, Callable[..., Growth]] = {}
 EXPERTS: dict[str, Callable[..., Growth]] = {}
+FORMS: dict[str, Callable[..., Growth]] = {}
 
 _ARGUMENTS = {
     "sizes": "the size of every axis of the model, such as ``jaxgrow.sizes(params, axes)`` or ``config.sizes()``.",

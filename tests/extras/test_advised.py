@@ -89,6 +89,16 @@ EXCEPTIONS: dict[str, str] = {
         ),
         "an argument or a field is left out, which needs no value",
     ),
+    **dict.fromkeys(
+        (
+            *("loop requires the layers", "is not a loop: give", "{why}, but loop is {self.loop}"),
+            "loop adds no weights",
+        ),
+        "tests/extras/test_interop_forms.py",
+    ),
+    "a loop runs at least one layer at least twice": "tests/operators/test_loops.py",
+    "dropped='freeze' is not supported for a model with a loop": "tests/operators/test_loops.py",
+    "leave out freeze or loop": "tests/operators/test_loops.py",
     "the adapter is a DoRA": "tests/extras/test_peft.py",
     "use_dora is true": "tests/extras/test_peft.py",
     "To merge them, give both": "tests/extras/test_merge.py",

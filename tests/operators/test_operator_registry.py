@@ -69,7 +69,7 @@ def test_the_table_of_the_docs_comes_from_the_registry(monkeypatch):
 
 
 def test_every_operator_is_exported_and_in_one_group():
-    groups = [operators.DEPTH, operators.WIDTH, operators.EXPERTS]
+    groups = [operators.DEPTH, operators.WIDTH, operators.EXPERTS, operators.FORMS]
     for name, found in operators.OPERATORS.items():
         assert getattr(operators, name) is found.function and name in operators.__all__
         assert [group.get(name) for group in groups].count(found.function) == 1

@@ -15,11 +15,11 @@ import pytest
 import runs
 from counting import products
 
-from jaxgrow import grow, grow_optimizer, operators
+from jaxgrow import checkpoints, grow, grow_optimizer, operators
 from jaxgrow.growth.maps import new_sizes
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from jaxgrow.models import LlamaConfig
+from jaxgrow.models import LlamaConfig, Loop
 from jaxgrow.operators.ligo import LiGO
 from train import pretrain
 from train.common.errors import UserError
@@ -333,6 +333,55 @@ def test_growths_go_on_from_each_other_with_noise_and_moments(moments):
     assert found.opt[1].count == 5
 
 
+@pytest.mark.parametrize("moments", ["copy", "exact"])
+def test_a_loop_keeps_weights_and_state_and_unloop_copies_them(moments):
+    looped = replace(LARGE, loop=Loop(1, 3))
+    deep = replace(LARGE, layers=6)
+    model = runs.trained(LARGE, TX, scale=1.0)
+    found = Grow("small", "large", LARGE, looped, ("loop",), moments=moments).apply(
+        {"small": model}, TX
+    )
+    chex.assert_trees_all_equal((found.params, found.opt), (model.params, model.opt))
+    assert found.config == looped
+    growth = operators.unloop(LARGE.sizes(), {}, (0, 1, 2, 1, 2, 3))
+    last = Grow("small", "large", looped, deep, ("unloop",), moments=moments).apply(
+        {"small": found}, TX
+    )
+    axes = LARGE.axes()
+    expected = grow_optimizer(TX, model.opt, growth, model.params, axes, moments)
+    chex.assert_trees_all_equal(last, TrainState(grow(growth, model.params, axes), expected, deep))
+
+
+def test_a_new_loop_needs_its_operator():
+    looped = replace(LARGE, loop=Loop(1, 3))
+    for small, large, by in (
+        (LARGE, looped, ()),
+        (LARGE, LARGE, ("loop",)),
+        (looped, LARGE, ("loop",)),
+    ):
+        with pytest.raises(ValueError, match="use the operator loop for a new loop, and unloop"):
+            _ = Grow("small", "large", small, replace(large, mlp=small.mlp), by).growths
+
+
+@pytest.mark.slow
+def test_a_run_with_a_loop_counts_the_flops_of_every_pass(tmp_path):
+    """The loop begins after half of the steps; the run continues from its checkpoint."""
+    looped = replace(runs.MODEL, loop=Loop(0, 2))
+    stage = TrainStage(0.5, warmup=0)
+    loop = GrowTo((stage,), ("loop",), moments="copy")
+    e = runs.experiment(tmp_path, model=looped, method=Growing(runs.MODEL, stage, (loop,)))
+    result = pretrain.run_experiment(e, tmp_path / "run")
+    small, _, large = result["phases"]
+    positions = small["tokens"]
+    assert small["layers"] == 2 * small["steps"] and large["layers"] == 4 * large["steps"]
+    outside = runs.MODEL.cost(8).outside
+    assert (large["flops"] - 3 * positions * outside) == pytest.approx(
+        2 * (small["flops"] - 3 * positions * outside)
+    )
+    before, after = validations(tmp_path / "run"), checkpoints.load(tmp_path / "run")[0]
+    assert after == looped and before["train large"][-1] < before["train small"][0]
+
+
 def test_dropped_moments_are_left_behind():
     small = runs.trained(SMALL, TX, scale=1.0)
     found = Grow("small", "large", SMALL, LARGE, ("aki",)).apply({"small": small}, TX)
@@ -429,7 +478,7 @@ def restored(experiment, folder):
     tx = experiment.tx
     with Checkpoints(folder / "checkpoints") as checkpoints:
         return checkpoints.restore(
-            lambda r: shapes(experiment.plan, r["phase"] + 1, tx), data, runs.mesh()
+            lambda r: shapes(experiment.plan, r.phase + 1, tx), data, runs.mesh()
         )[0]
 
 

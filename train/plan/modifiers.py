@@ -194,6 +194,11 @@ class DropLayers(Modifier, key="drop"):
             raise ValueError(
                 "layer dropping is not supported together with token dropping or frozen layers"
             )
+        if phase.config.loop is not None and self.drop.dropped == "freeze":
+            raise ValueError(
+                "dropped='freeze' is not supported for a model with a loop, which may run a layer again "
+                "that it dropped: set dropped to 'momentum'"
+            )
 
     def warnings(self, phase: Train) -> list[str]:
         s = self.drop.sensitivity
@@ -324,6 +329,10 @@ class FreezeParts(Modifier, key="freeze"):
     freeze: Freeze
 
     def check(self, phase: Train) -> None:
+        if phase.config.loop is not None:
+            raise ValueError(
+                f"freeze is not supported for a model with {phase.config.loop}: leave out freeze or loop"
+            )
         self.freeze.mask(phase.config.depth)
 
     def savings(self, config: Config) -> SavedFlops:

@@ -363,6 +363,12 @@ class Grow(Transform, reads=("source",), writes="target"):
             raise ValueError(
                 f"{' and '.join(self.by)} do not reach the sizes {left}: add an operator for these axes"
             )
+        loops = "loop" in self.by
+        if (config.loop != self.large.loop) != loops or (loops and self.large.loop is None):
+            raise ValueError(
+                f"{' and '.join(self.by) or 'no operator'} turns a model with loop={config.loop} into one with "
+                f"loop={self.large.loop}: use the operator loop for a new loop, and unloop for none"
+            )
         if self.noise is not None and all(isinstance(growth, Rules) for growth in growths):
             raise ValueError(
                 f"noise does not apply to {' and '.join(self.by)}, whose maps of an axis differ between parameters: "
@@ -385,7 +391,7 @@ class Grow(Transform, reads=("source",), writes="target"):
         params = model.params
         opt = model.opt if self.moments != "drop" else None
         for growth in self.growths:
-            if opt is not None:
+            if opt is not None and growth:
                 opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)
             config = config.resized(growth)
             if self.fresh:

@@ -50,6 +50,7 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
 
     causal: ClassVar = False
     first_norm: ClassVar = False
+    loops = False
     tied_parts: ClassVar = ("token_embedding", "head_norm")
 
     # The choices that use a field (`train.config.effect` checks them for a training).
