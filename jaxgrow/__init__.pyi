@@ -2,7 +2,6 @@
 
 from . import (
     axes,
-    checking,
     checkpoints,
     flops,
     growth,
@@ -14,23 +13,13 @@ from . import (
     testing,
 )
 from ._version import __version__
-from .axes import (
-    by_convention,
-    from_rules,
-    infer_rules,
-    join_fused,
-    named_init,
-    restructure,
-    sizes,
-    split_boxed,
-    split_fused,
-    stack_layers,
-    unstack_layers,
-)
-from .checking import Checked, check_rules
-from .growth import report, symmetry
+from .axes import named_init, restructure, sizes, split_boxed, stack_layers, unstack_layers
+from .extras.composition import compose
+from .extras.other_models.checking import Checked, check_rules
+from .extras.other_models.fused import join_fused, split_fused
+from .extras.other_models.naming import by_convention, from_rules, infer_rules
+from .growth import symmetry
 from .growth.apply import grow
-from .growth.composition import compose
 from .growth.maps import AxisMap, dual, preserves_function, swap
 from .growth.matrices import SparseMap
 from .growth.merge import correct, interpolate
@@ -47,7 +36,6 @@ __all__ = [
     "axes",
     "by_convention",
     "check_rules",
-    "checking",
     "checkpoints",
     "completep",
     "compose",
@@ -71,7 +59,6 @@ __all__ = [
     "operators",
     "optim",
     "preserves_function",
-    "report",
     "restructure",
     "sharding",
     "sizes",

@@ -1,7 +1,7 @@
 """Named axes: what does each axis of a parameter mean?
 
-`names` defines the notation, `naming` infers names for third-party models, `stacking` stacks layers
-that are separate subtrees, and `fused` splits fused kernels.
+`names` defines the notation, and `stacking` stacks layers that are separate subtrees.
+`jaxgrow.extras.other_models` names the axes of models of others.
 """
 
 import lazy_loader

@@ -1,11 +1,8 @@
 """The public names of `jaxgrow.axes` and where they are defined."""
 
-from . import fused as fused
 from . import names as names
-from . import naming as naming
 from . import size_error as size_error
 from . import stacking as stacking
-from .fused import join_fused, split_fused
 from .names import (
     BELOW,
     LAYERS,
@@ -40,7 +37,6 @@ from .names import (
     state_owners,
     with_direction,
 )
-from .naming import by_convention, from_rules, infer_rules
 from .stacking import restructure, stack_layers, unstack_layers
 
 __all__ = [
@@ -59,14 +55,10 @@ __all__ = [
     "Tree",
     "axis_kind",
     "axis_of",
-    "by_convention",
     "first_of_leaves",
-    "from_rules",
     "has_mark",
-    "infer_rules",
     "is_layers",
     "is_names",
-    "join_fused",
     "layers_of",
     "leaves",
     "named_init",
@@ -77,7 +69,6 @@ __all__ = [
     "sibling_axis",
     "sizes",
     "split_boxed",
-    "split_fused",
     "split_kernel",
     "stack_layers",
     "stages",

@@ -73,7 +73,7 @@ BELOW = ".below"
 POST = ".post"
 # Axes that stack independent kernels, besides layers.
 STACKS = {"experts", "qkv", "kv_parts", "num_activations", "gates"}
-# `jaxgrow.axes.naming` adds this mark to each name that it cannot determine.
+# `jaxgrow.extras.other_models.naming` adds this mark to each name that it cannot determine.
 UNSURE = "?"
 ROLES = ("kernel", "embedding", "bias", "scale", "norm bias", "norm scale")
 _MARKS = {"in", "value", "below", "post", "norm", "kernel", "embedding", "bias", "scale"}

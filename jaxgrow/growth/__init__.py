@@ -3,5 +3,5 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, ["apply", "composition", "maps", "matrices", "merge", "moments", "report", "symmetry"]
+    __name__, ["apply", "maps", "matrices", "merge", "moments", "symmetry"]
 )

@@ -628,7 +628,7 @@ def preserves_function(
 
     Raises:
       TypeError: the growth is `Rules` or has a map over several axes. Whether these preserve the
-        function depends on the model: measure it with `jaxgrow.growth.report.measure_preservation`.
+        function depends on the model: measure it with `jaxgrow.extras.preservation.measure_preservation`.
 
     Example:
       >>> preserves_function({"embed": tile(2, times=2)}), preserves_function({"embed": select([0, 1, 1], 2)})
@@ -642,7 +642,7 @@ def preserves_function(
     if not _by_one(growth):
         raise TypeError(
             "preserves_function supports only growths with one map per axis. For Rules and "
-            "maps over several axes, measure the change with jaxgrow.growth.report.measure_preservation."
+            "maps over several axes, measure the change with jaxgrow.extras.preservation.measure_preservation."
         )
     check_maps(growth)
     names = itertools.chain.from_iterable(jax.tree.leaves(axes, is_leaf=is_names))

@@ -80,7 +80,7 @@ class Model(nn.Module):
       own. (The load balancing and the capacity of experts still depend on all tokens.)
     - ``mask_BS``: the visible tokens, bool [B, T]; None: all tokens.
     - ``observe``: function of each layer's input and output, for example
-      ``jaxgrow.growth.report.output_rms``. Its results are also returned, stacked [L, ..].
+      ``jaxgrow.extras.preservation.output_rms``. Its results are also returned, stacked [L, ..].
     - ``targets``: int [B, T]. With an input ``weights``, float [B, T], a decoder returns weighted
       means: a weight of 0 leaves out a target. The output is then ``(mean cross-entropy, accuracy)``, and the logits
       of all positions never exist at the same time (`jaxgrow.models.loss.vocabulary_loss`).

@@ -20,7 +20,7 @@ import pytest
 import tiny
 from checkpoints import CONFIG, change, saved
 
-import jaxgrow.growth.report
+import jaxgrow.extras.preservation
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, Loaded
 from jaxgrow.checkpoints.source import initial_layout
@@ -35,7 +35,9 @@ MEMORY = 500_000  # kB that all mutations together may add to the peak
 def quick(monkeypatch):
     """Skip fsync and the computation of models, which take time and are not tested here."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(jaxgrow.growth.report, "measure_preservation", lambda *given: "the same")
+    monkeypatch.setattr(
+        jaxgrow.extras.preservation, "measure_preservation", lambda *given: "the same"
+    )
 
 
 @pytest.fixture(scope="module")

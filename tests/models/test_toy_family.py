@@ -26,12 +26,12 @@ from families import assert_fits, doubled
 from flax import linen as nn
 
 from jaxgrow import checkpoints, flops, grow, models, operators, preserves_function
-from jaxgrow.checking import check_rules
 from jaxgrow.checkpoints.hf import families, registry
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.extras.models.generation import generate
+from jaxgrow.extras.other_models.checking import check_rules
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models import Config, from_json

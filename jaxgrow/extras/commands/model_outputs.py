@@ -8,7 +8,7 @@ import jax
 from jaxgrow.axes.names import Params
 from jaxgrow.checkpoints import Cast, Source
 from jaxgrow.extras.commands.model_inputs import Inputs
-from jaxgrow.growth.report import output_rms
+from jaxgrow.extras.preservation import output_rms
 from jaxgrow.models import Config
 
 # A function from inputs to the logits and the RMS of the output of each layer.

@@ -17,8 +17,8 @@ from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.writing import output_of, transform_model
 from jaxgrow.extras.commands.model_inputs import Inputs, inputs_from_file
 from jaxgrow.extras.commands.model_outputs import outputs_of, wide_params
+from jaxgrow.extras.preservation import measure_preservation
 from jaxgrow.growth.maps import Growth
-from jaxgrow.growth.report import measure_preservation
 from jaxgrow.models import importance
 from jaxgrow.operators.targets import layer_axes, of_kinds, width_axes
 from jaxgrow.tables import align_columns

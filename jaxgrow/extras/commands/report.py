@@ -9,7 +9,7 @@ from jaxgrow.cli.writing import print_json, print_notes
 from jaxgrow.extras.commands.model_inputs import inputs_for_both
 from jaxgrow.extras.commands.model_outputs import outputs_of
 from jaxgrow.extras.commands.tokenizer_files import tokenizer_notes
-from jaxgrow.growth.report import measure_preservation
+from jaxgrow.extras.preservation import measure_preservation
 from jaxgrow.untrusted import print_text
 
 

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from jaxgrow import grow
-from jaxgrow.growth.report import Preservation, measure_preservation, output_rms
+from jaxgrow.extras.preservation import Preservation, measure_preservation, output_rms
 from jaxgrow.operators import hypercloning, stack
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -10,8 +10,8 @@ import pytest
 import jaxgrow
 from jaxgrow.axes import is_names
 from jaxgrow.axes.names import unwrapped
-from jaxgrow.axes.naming import by_convention, from_rules, infer_rules
-from jaxgrow.checking import check_rules
+from jaxgrow.extras.other_models.checking import check_rules
+from jaxgrow.extras.other_models.naming import by_convention, from_rules, infer_rules
 from jaxgrow.growth.moments import grow_optimizer
 from jaxgrow.operators import hypercloning
 

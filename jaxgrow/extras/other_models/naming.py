@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from jaxgrow.axes._conventions import KNOWN, fused_axis, is_scale, translate_names, with_suffixes
 from jaxgrow.axes.names import (
     LAYERS,
     UNSURE,
@@ -35,6 +34,13 @@ from jaxgrow.axes.names import (
     role_of,
     sizes,
     unwrapped,
+)
+from jaxgrow.extras.other_models.conventions import (
+    KNOWN,
+    fused_axis,
+    is_scale,
+    translate_names,
+    with_suffixes,
 )
 
 # Names by the parts of the paths of their leaves: a dict of such dicts.
