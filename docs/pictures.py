@@ -23,7 +23,7 @@ from jaxgrow.growth.matrices import dense
 from jaxgrow.layerdrop import schedule
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import DEPTH
-from train.analysis import plots
+from train.extras import run_plots as plots
 from train.extras.advice import evidence
 from train.extras.advice.evidence import Evidence, Frontier
 from train.show import planned_phases
@@ -150,7 +150,7 @@ def grown() -> plt.Figure:
 
 # The folders of the core, from the top down, and what each of them does; then the extras.
 TRAINER = (
-    ("commands", "pretrain, compare, show"),
+    ("commands", "pretrain, compare"),
     ("analysis", "compares finished runs"),
     ("run", "the loop over the phases"),
     ("store", "checkpoints and logs on disk"),

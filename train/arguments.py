@@ -172,22 +172,3 @@ COMMANDS.add(
         (_check_config, _check_profile),
     ),
 )
-COMMANDS.add(
-    "show",
-    Arguments(
-        (
-            argument(
-                "plans",
-                nargs="+",
-                metavar="CONFIG|RUN",
-                help="FILE.py:NAME, or the folder of a finished run",
-            ),
-            argument(
-                "--out",
-                type=Path,
-                metavar="FILE",
-                help="file for the figure: .png, .svg or .pdf (default: no figure)",
-            ),
-        )
-    ),
-)

@@ -35,8 +35,13 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from train.analysis import plots
-from train.analysis.comparing import SCORERS, run_comparison, set_losses, shortened_experiment
+from train.analysis.comparing import (
+    FIGURES,
+    SCORERS,
+    run_comparison,
+    set_losses,
+    shortened_experiment,
+)
 from train.analysis.savings import Comparison
 from train.arguments import command_parser
 from train.common.errors import exits_cleanly
@@ -83,11 +88,7 @@ def _write_report(comparison: Comparison, folder: Path) -> None:
         "diverged": comparison.diverged,
     }
     write_record(folder / "compare.json", summary)
-    figures = [folder / "compare.png", folder / "compare_seconds.png"]
-    for path, unit in zip(figures, ("flops", "run_seconds"), strict=True):
-        plots.plot_losses(comparison, path, unit)
-    if plots.plot_keep(comparison, folder / "compare_keep.png"):
-        figures.append(folder / "compare_keep.png")
+    figures = FIGURES["plots"](comparison, folder)
     say(
         f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, figures))}"
     )

@@ -18,11 +18,11 @@ import jax
 from jaxgrow.tables import markdown_table
 from jaxgrow.typed import Json, convert_json
 from jaxgrow.untrusted import one_line
-from train.analysis import plots
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import SETTINGS_REPORTS, Experiment, load_as, load_experiment
+from train.extras import run_plots as plots
 from train.plan.lifetimes import states
 from train.store.workdir import Workdir
 

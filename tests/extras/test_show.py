@@ -24,9 +24,9 @@ from jaxgrow.growth.matrices import SparseMap, dense, is_identity
 from jaxgrow.models import Config, GPT2Config, LlamaConfig
 from jaxgrow.operators import ligo
 from train import show as plans
-from train.analysis import plots
 from train.common.errors import exits_cleanly
 from train.config.experiment import load_experiment
+from train.extras import run_plots as plots
 from train.plan.methods import GrowTo, Learned, Scratch, TrainStage
 from train.store.workdir import Workdir
 

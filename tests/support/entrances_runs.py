@@ -336,7 +336,7 @@ ROWS: dict[str, Row] = {
     "train/extras/advice/evidence.py::_data_file": trusted(
         "it reads a file that is installed with the package"
     ),
-    "train/analysis/plots.py::save_figure": ours(NAMED),
+    "train/extras/run_plots.py::save_figure": ours(NAMED),
     "train/arguments.py::command_parser": trusted("it reads a module of this package"),
     "train/common/commands.py::config_text": trusted(CONFIG),
     "train/config/lengths.py::load_alike": trusted(CONFIG),

@@ -16,7 +16,7 @@ import runs
 
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import compare
-from train.analysis import comparing, plots
+from train.analysis import comparing
 from train.analysis.runs import (
     Run,
     frontier_budget,
@@ -29,6 +29,7 @@ from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import Experiment, experiment_json
 from train.config.overrides import seed_list
+from train.extras import run_plots as plots
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.recipes import deepened
 from train.run import trainer

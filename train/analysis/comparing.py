@@ -35,6 +35,10 @@ Scores: TypeAlias = dict[str, list[list[float]]]
 SCORERS: Registry[Callable[[Namespace], Callable[[Sequence[Sequence[Run]]], Scores]]] = Registry(
     "comparison score", "train.extras"
 )
+# What draws a comparison into figures of a folder, and returns their paths.
+FIGURES: Registry[Callable[[Comparison, Path], list[Path]]] = Registry(
+    "comparison figures", "train.extras"
+)
 
 
 def run_comparison(

@@ -14,6 +14,7 @@ _COMMANDS = (
     "preflight",
     "race",
     "scaling",
+    "show",
     "sweep",
     "tokenizer",
     "variance",
@@ -35,5 +36,6 @@ EXTRAS: dict[str, dict[str, str]] = {
     "automatic settings": {"memory": "train.extras.aot.estimate"},
     "device speed": {"published": "train.extras.aot.estimate"},
     "arguments": {"compare": "train.extras.arguments"},
+    "comparison figures": {"plots": "train.extras.run_plots"},
     "comparison score": dict.fromkeys(("evaluate", "finetune"), "train.extras.comparison_scores"),
 }

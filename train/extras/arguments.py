@@ -433,6 +433,22 @@ _EXTRA_COMMANDS = {
         ),
         (_each_once,),
     ),
+    "show": Arguments(
+        (
+            argument(
+                "plans",
+                nargs="+",
+                metavar="CONFIG|RUN",
+                help="FILE.py:NAME, or the folder of a finished run",
+            ),
+            argument(
+                "--out",
+                type=Path,
+                metavar="FILE",
+                help="file for the figure: .png, .svg or .pdf (default: no figure)",
+            ),
+        ),
+    ),
     "sweep": Arguments(
         (
             config_argument(CONFIG),

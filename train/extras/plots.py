@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jaxgrow.extras import plot
-from train.analysis.plots import (
+from train.analysis.runs import Run
+from train.extras.aot.compilation import Program
+from train.extras.run_plots import (
     DPI,
     GREY,
     LIGHT,
@@ -20,8 +22,6 @@ from train.analysis.plots import (
     save_figure,
     wide_axes,
 )
-from train.analysis.runs import Run
-from train.extras.aot.compilation import Program
 from train.plan.learning import Maps
 
 _OTHER = 0.4  # the opacity of all seeds except the first

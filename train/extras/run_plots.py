@@ -22,6 +22,7 @@ from matplotlib.ticker import (
 
 from jaxgrow.tables import short_count
 from jaxgrow.typed import Json
+from train.analysis.comparing import FIGURES
 from train.analysis.runs import Run, Unit, half_width, mean_cost, mean_curves, mean_loss, spent_cost
 from train.analysis.savings import Comparison
 from train.common.errors import UserError
@@ -49,6 +50,16 @@ COUNTED: dict[Unit, str] = {
 }
 NARROW = 0.04  # bars of a timeline that are narrower than this part of it have no label
 BROAD: Json = {"linewidth": 4.0, "alpha": 0.35}  # the line of the baseline
+
+
+def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write the plots of a comparison to a folder, and return their paths."""
+    figures = [folder / "compare.png", folder / "compare_seconds.png"]
+    for path, unit in zip(figures, ("flops", "run_seconds"), strict=True):
+        plot_losses(comparison, path, unit)
+    if plot_keep(comparison, folder / "compare_keep.png"):
+        figures.append(folder / "compare_keep.png")
+    return figures
 
 
 def plot_losses(comparison: Comparison, path: Path, unit: Unit = "flops") -> None:
@@ -305,3 +316,6 @@ def finish_axes(
     # Below the axes, so that many entries cover no lines and leave the width to them.
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
     save_figure(figure, path)
+
+
+FIGURES.add("plots", draw_comparison)
