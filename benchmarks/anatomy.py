@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 from benchmarks.common import environment, parser, save
 from jaxgrow.axes import LAYERS, leaves, role_of, split_kernel
 from jaxgrow.layerdrop import layer_sensitivity
-from train.data.formats import text_pieces
 from train.data.windows import next_tokens
 from train.extras.pretrained import open_text_model
+from train.extras.text.formats import text_pieces
 from train.state.model import TrainState, loss
 
 BATCHES = 4

@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import Rows, alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import align_columns
-from train.data.formats import PIECE, text_pieces
+from train.data.corpus import PIECE
+from train.extras.text.formats import text_pieces
 
 SIZES = (1, 4, 16)
 DOCUMENT = 3000  # characters

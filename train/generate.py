@@ -32,10 +32,10 @@ from jaxgrow.typed import Json
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.data.special import added_tokens
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.stopping import Stopping
 from train.extras.pretrained import TextModel, open_text_model
+from train.extras.tokenizers.special import added_tokens
 from train.plan.ledger import Compiling
 
 SETTINGS = ("max_new", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")

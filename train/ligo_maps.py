@@ -15,8 +15,8 @@ from jaxgrow.untrusted import checked_path, copy_file, one_line
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say, say_notes
-from train.data import special
 from train.extras import plots
+from train.extras.tokenizers import special
 from train.plan.learning import Maps, load_maps
 from train.plan.transforms import differing
 from train.store.workdir import Workdir, load_params

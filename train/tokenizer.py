@@ -17,8 +17,9 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
 from train.config.experiment import Experiment, load_as
-from train.data.special import END
-from train.data.text import Data, training_text
+from train.data.text import Data
+from train.extras.text.mixing import training_text
+from train.extras.tokenizers.special import END
 
 MASKED = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

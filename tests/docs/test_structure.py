@@ -57,7 +57,7 @@ def test_the_code_is_small():
     largest = sorted(((n, str(file)) for file, n in statements.items()), reverse=True)
     # The aims are 12,500 and 19,500. Until then, the numbers may only fall, except that the operators
     # for loops, tied heads and experts added 350.
-    assert core <= 17_750 and sum(statements.values()) <= 28_200, (core, largest[:20])
+    assert core <= 15_410 and sum(statements.values()) <= 28_200, (core, largest[:20])
 
 
 def test_the_stories_name_files_that_exist():

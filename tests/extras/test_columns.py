@@ -10,7 +10,8 @@ import pytest
 
 from jaxgrow.models import GPT2Config
 from train.common.errors import UserError
-from train.data.text import Data, read_tokens, training_text
+from train.data.text import Data, read_tokens
+from train.extras.text.mixing import training_text
 
 TEXTS = ["one", None, "zwei ä", "three"]
 

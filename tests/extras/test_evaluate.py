@@ -18,13 +18,14 @@ from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from jaxgrow.untrusted import using_limits
 from train import evaluate as command
 from train.common.errors import UserError
-from train.data.tokenizers import end_of_text, load_tokenizer, tokenizer_of
 from train.extras.evaluation.benchmarks import _manager
 from train.extras.evaluation.perplexity import files_of, text_perplexity
 from train.extras.evaluation.published import PUBLISHED
 from train.extras.evaluation.scoring import Request, Scorer
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.pretrained import TextModel, open_text_model
+from train.extras.tokenizers.loading import load_tokenizer, tokenizer_of
+from train.extras.tokenizers.special import special_tokens
 from train.state.mesh import Mesh
 from train.store.workdir import Workdir
 
@@ -84,7 +85,7 @@ def test_the_byte_tokenizer_gives_the_trained_bytes():
     assert of_bytes.encode(text).ids == list(text.encode())
     assert of_bytes.decode(list(text.encode())) == text
     assert of_bytes.get_vocab_size() == 256
-    assert end_of_text(of_bytes) == 0
+    assert special_tokens(of_bytes, None).end == 0
 
 
 @pytest.mark.parametrize("stride", [None, 16, 5, 1])

@@ -25,7 +25,6 @@ from jaxgrow.models.patches import resized_positions
 from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
 from train.common.errors import UserError
-from train.data.tokenizers import load_tokenizer
 from train.extras import model_card
 from train.extras.aot.compilation import AotRun
 from train.extras.aot.machines import describe_machine
@@ -36,6 +35,7 @@ from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.supervised import model_outputs, score_model
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import best_rate, tune_model
+from train.extras.tokenizers.loading import load_tokenizer
 from train.plan.training import Train
 from train.run.run_data import RunData
 from train.run.trainer import run_experiment

@@ -18,8 +18,8 @@ from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from jaxgrow.untrusted import escape_text
 from train import generate as command
 from train.common.errors import UserError, exits_cleanly
-from train.data.tokenizers import load_tokenizer
 from train.extras.evaluation.stopping import Stopping
+from train.extras.tokenizers.loading import load_tokenizer
 
 SIZES = dict(vocab=256, context=48, layers=2, embed=16, heads=2, head_dim=8, mlp=32)
 

@@ -17,12 +17,12 @@ from jaxgrow.extras.models.generation import generate
 from jaxgrow.models import BERTConfig
 from train import evaluate as command
 from train.common.errors import UserError
-from train.data.tokenizers import load_tokenizer
 from train.extras.evaluation import benchmarks
 from train.extras.evaluation.benchmarks import BOOTSTRAP, Benchmarks
 from train.extras.evaluation.published import PUBLISHED
 from train.extras.evaluation.scoring import Scorer
 from train.extras.pretrained import open_text_model
+from train.extras.tokenizers.loading import load_tokenizer
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
 # The harness emits warnings that the default settings of the tests turn into errors.

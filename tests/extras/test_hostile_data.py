@@ -25,14 +25,15 @@ from pyarrow import parquet
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import UntrustedError, using_limits
 from train.common.errors import UserError
-from train.data import cache, formats
-from train.data.corpus import dataset_shards, dataset_splits, text_corpus
+from train.data import cache
 from train.data.text import Data, read_tokens
-from train.data.tokenizers import _byte_tokenizer
 from train.extras.images import idx
 from train.extras.images.images import Images, read_images
 from train.extras.labelled import table
-from train.extras.tfds import checked_info
+from train.extras.text import formats
+from train.extras.text.corpora import dataset_shards, dataset_splits, text_corpus
+from train.extras.text.tfds import checked_info
+from train.extras.tokenizers.loading import _byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 ZIPPED = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
@@ -165,7 +166,7 @@ def test_rows_without_bytes_are_counted(tmp_path):
 ALONE = """
 import resource, sys
 from pathlib import Path
-from train.data import formats
+from train.extras.text import formats
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     for document in formats.read_documents(Path(sys.argv[1]), "text"):

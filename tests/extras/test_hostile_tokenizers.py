@@ -12,12 +12,12 @@ from jaxgrow.checkpoints import save
 from jaxgrow.models import GPT2Config
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
-from train.data.bounded import BoundedTokenizer, child
-from train.data.special import Special, copy_special_files, special_tokens
 from train.data.text import Data, read_tokens
-from train.data.tokenizers import _byte_tokenizer, load_tokenizer
+from train.extras.bounded import BoundedTokenizer, child
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.tasks import evaluate_tasks
+from train.extras.tokenizers.loading import _byte_tokenizer, load_tokenizer
+from train.extras.tokenizers.special import Special, copy_special_files, special_tokens
 from train.generate import Asked, sample_texts
 
 PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
@@ -216,7 +216,7 @@ def test_a_panic_is_one_line(tmp_path, monkeypatch):
         raise PanicException("index out of bounds")
 
     _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr("train.data.tokenizers.check_tokenizer", panics)
+    monkeypatch.setattr("train.extras.tokenizers.loading.check_tokenizer", panics)
     with pytest.raises(UserError, match="index out of bounds"):
         load_tokenizer(str(tmp_path / "tokenizer.json"))
 

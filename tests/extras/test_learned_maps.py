@@ -18,9 +18,9 @@ from jaxgrow.models import LlamaConfig, ViTConfig
 from jaxgrow.operators import ligo
 from train import ligo_maps
 from train.common.errors import exits_cleanly
-from train.data.special import special_tokens
-from train.data.tokenizers import load_tokenizer, tokenizer_of
 from train.extras import plots
+from train.extras.tokenizers.loading import load_tokenizer, tokenizer_of
+from train.extras.tokenizers.special import special_tokens
 from train.plan import learning
 from train.plan.learning import Learn, Maps
 from train.run.trainer import run_experiment

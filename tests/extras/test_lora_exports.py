@@ -9,9 +9,9 @@ from jaxgrow import checkpoints
 from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.peft.lora import LoRA
-from train.data.tokenizers import load_tokenizer
 from train.extras import adapting
 from train.extras.labelled.tuning import tune_model
+from train.extras.tokenizers.loading import load_tokenizer
 from train.state.model import split_head
 
 torch, hf, published = map(pytest.importorskip, ("torch", "transformers", "peft"))

@@ -7,8 +7,9 @@ import pytest
 
 from jaxgrow.untrusted import UntrustedError, using_limits
 from train.common.errors import UserError
-from train.data.named_splits import listed_splits, split_of
-from train.data.text import Data, read_tokens, training_text
+from train.data.text import Data, read_tokens
+from train.extras.text.mixing import training_text
+from train.extras.text.named_splits import listed_splits, split_of
 
 
 @pytest.fixture

@@ -27,13 +27,13 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import orbax
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import BERTConfig, TextConfig, ViTConfig
-from train.data.tokenizers import load_tokenizer
 from train.extras.images.images import Images, read_images
 from train.extras.labelled import glue, metrics
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.squad import TASKS, squad_questions
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
+from train.extras.tokenizers.loading import load_tokenizer
 
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
 pytestmark = pytest.mark.interop

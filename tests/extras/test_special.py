@@ -26,10 +26,11 @@ from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
 from train.common.errors import UserError
-from train.data import text, tokenizers
-from train.data.special import added_tokens, copy_special_files, special_tokens
+from train.data import text
 from train.extras.labelled.encoding import Encoder
 from train.extras.pretrained import open_text_model
+from train.extras.tokenizers import loading as tokenizers
+from train.extras.tokenizers.special import added_tokens, copy_special_files, special_tokens
 from train.plan.methods import Continue
 
 TEXTS = ("Once upon a time", "a", " b c", "the end.\n")

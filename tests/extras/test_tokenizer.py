@@ -10,7 +10,8 @@ from jaxgrow.models import BERTConfig
 from train import tokenizer as command
 from train.common.errors import UserError
 from train.config.experiment import load_experiment
-from train.data.text import read_tokens, training_text
+from train.data.text import read_tokens
+from train.extras.text.mixing import training_text
 
 BERT = BERTConfig(vocab=280, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
 

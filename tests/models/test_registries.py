@@ -18,9 +18,9 @@ REGISTRIES = {
     "checkpoint format": "jaxgrow.cli.other_formats:CHECKPOINT_FORMATS",
     "command": "train.arguments:COMMANDS",
     "companion": "jaxgrow.checkpoints.writing:COMPANIONS",
+    "comparison figures": "train.analysis.comparing:FIGURES",
     "comparison score": "train.analysis.comparing:SCORERS",
     "corpus": "train.data.text:CORPORA",
-    "corpus formats": "train.data.text:FORMATS",
     "dataset": "train.data.dataset:DATASETS",
     "device speed": "train.analysis.upcoming:DEVICE_SPEEDS",
     "joining": "train.common.hosts:JOINING",
@@ -32,7 +32,9 @@ REGISTRIES = {
     "modifier": "train.plan.training:MODIFIERS",
     "rotary scaling": "jaxgrow.models.llama:SCALINGS",
     "settings report": "train.config.experiment:SETTINGS_REPORTS",
+    "several texts": "train.data.text:SEVERAL_TEXTS",
     "text part": "jaxgrow.checkpoints.hf.registry:TEXT_PARTS",
+    "tokenizers": "train.data.tokenizers:TOKENIZERS",
     "tracker": "train.store.trackers:TRACKERS",
 }
 TABLES = (jaxgrow.extras.EXTRAS, train.extras.EXTRAS)

@@ -11,9 +11,9 @@ import pytest
 import tiny
 
 from jaxgrow import grow, grow_optimizer
+from jaxgrow.extras.preservation import output_rms
 from jaxgrow.flops import counted, forward_flops, train_flops
 from jaxgrow.growth.maps import swap
-from jaxgrow.growth.report import output_rms
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import GPT2Config, LlamaConfig, Loop
 from jaxgrow.models.cache import Past

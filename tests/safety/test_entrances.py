@@ -65,8 +65,10 @@ def _table_of(entrance: str) -> str:
         "train/data/",
         "train/extras/images/",
         "train/extras/labelled/",
-        "train/extras/tfds.py",
-        "train/extras/token_files.py",
+        "train/extras/text/",
+        "train/extras/tokenizers/",
+        "train/extras/bounded",
+        "train/extras/decoding",
     )
     return "data" if entrance.startswith(folders) else "runs"
 

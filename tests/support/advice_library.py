@@ -22,7 +22,7 @@ from jaxgrow.extras.models.generation import generate
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.extras.peft import lora
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
-from train.data.tokenizers import load_tokenizer
+from train.extras.tokenizers.loading import load_tokenizer
 
 
 def _model(config: Any, reads: bool = False):

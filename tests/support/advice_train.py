@@ -24,8 +24,7 @@ from jaxgrow.untrusted import using_limits
 from train import generate, pretrain
 from train.config.experiment import Experiment, check_experiment, load_experiment
 from train.config.overrides import with_overrides
-from train.data import tokenizers
-from train.data.text import Data, training_text
+from train.data.text import Data
 from train.extras import joining
 from train.extras.advice.fits import Measured, fit_savings
 from train.extras.evaluation.benchmarks import Benchmarks
@@ -34,6 +33,8 @@ from train.extras.images.images import Images
 from train.extras.inherit import Inherit
 from train.extras.labelled.task import Labelled
 from train.extras.modifiers import Rewarm
+from train.extras.text.mixing import training_text
+from train.extras.tokenizers import loading as tokenizers
 from train.plan.methods import Growing, GrowTo, TrainStage
 from train.state.mesh import Mesh
 from train.state.optim import Optim

@@ -16,15 +16,16 @@ from entrances import NAMES, Row, Subject, attacked, ours
 from pictures import tree
 from pyarrow import parquet
 
-from train.data import corpus, formats, tokenizers
-from train.data.special import copy_special_files, special_tokens
-from train.data.text import FIELD
-from train.data.tokenizers import _byte_tokenizer, checked_ids
 from train.extras.images.images import Images, read_images
 from train.extras.images.processor import normal_in
 from train.extras.labelled import glue, squad, table
-from train.extras.tfds import dataset_records
-from train.extras.token_files import token_formats
+from train.extras.text import corpora as corpus
+from train.extras.text import formats
+from train.extras.text.tfds import dataset_records
+from train.extras.text.token_files import FIELD, checked_ids, token_formats
+from train.extras.tokenizers import loading as tokenizers
+from train.extras.tokenizers.loading import _byte_tokenizer
+from train.extras.tokenizers.special import copy_special_files, special_tokens
 
 _NAMED = {
     "link": "the user names this file",
@@ -368,11 +369,11 @@ SUBJECTS |= {
 }
 
 ROWS: dict[str, Row] = {
-    "train/extras/tfds.py::dataset_records": attacked("prepared dataset"),
+    "train/extras/text/tfds.py::dataset_records": attacked("prepared dataset"),
     "train/extras/labelled/hf_tokenizer.py::write_framing": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
-    "train/data/tokenizers.py::save_tokenizer": ours(
+    "train/extras/tokenizers/loading.py::save_tokenizer": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
     "train/extras/images/images.py::_mapped_images": ours(_CACHE),
@@ -386,37 +387,45 @@ ROWS: dict[str, Row] = {
     "train/extras/labelled/glue.py::is_unnamed": attacked("GLUE"),
     "train/extras/labelled/glue.py::rows_of": attacked("GLUE"),
     "train/extras/labelled/squad.py::_articles": attacked("SQuAD"),
-    "train/data/named_splits.py::_readme_front_matter": attacked("README of a dataset"),
+    "train/extras/text/named_splits.py::_readme_front_matter": attacked("README of a dataset"),
     "train/extras/images/processor.py::normal_in": attacked(
         "processor of images", "config of a run"
     ),
     "train/extras/images/processor.py::_read": attacked("processor of images"),
-    "train/data/special.py::copy_special_files": attacked("settings to copy"),
-    "train/data/special.py::_template": ours(_BY_REGULAR),
+    "train/extras/tokenizers/special.py::copy_special_files": attacked("settings to copy"),
+    "train/extras/tokenizers/special.py::_template": ours(_BY_REGULAR),
     "train/data/text.py::read_tokens": ours(_CACHE),
     "train/data/text.py::_make": ours(_CACHE),
     "train/data/text.py::_mapped_tokens": ours(_CACHE),
     "train/data/cache.py::cached_folder": ours(_CACHE),
     "train/data/cache.py::_working_folder": ours(_CACHE),
-    "train/data/tokenizers.py::load_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
+    "train/extras/tokenizers/loading.py::load_tokenizer": attacked(
+        "tokenizer", "vocabulary", "merges"
+    ),
     "train/data/tokenise.py::tokenise_corpus": ours(_CACHE),
-    "train/data/corpus.py::dataset_shards": attacked("state of a dataset"),
-    "train/data/corpus.py::dataset_splits": attacked("splits of a dataset"),
-    "train/data/decoding.py::in_folder": attacked("state of a dataset", "settings of a tokenizer"),
-    "train/data/decoding.py::json_object": attacked(
+    "train/data/corpus.py::stdlib_corpus": ours("the source files of Python itself"),
+    "train/data/tokenizers.py::named_tokenizer": ours(
+        "`load_tokenizer` of the extras reads the files"
+    ),
+    "train/extras/text/corpora.py::dataset_shards": attacked("state of a dataset"),
+    "train/extras/text/corpora.py::dataset_splits": attacked("splits of a dataset"),
+    "train/extras/decoding.py::in_folder": attacked(
         "state of a dataset", "settings of a tokenizer"
     ),
-    "train/data/decoding.py::open_data": attacked(
+    "train/extras/decoding.py::json_object": attacked(
+        "state of a dataset", "settings of a tokenizer"
+    ),
+    "train/extras/decoding.py::open_data": attacked(
         "CSV", "compressed TSV", "JSON lines", "GLUE", "SQuAD"
     ),
-    "train/data/decoding.py::read_regular": attacked(
+    "train/extras/decoding.py::read_regular": attacked(
         "state of a dataset", "settings of a tokenizer"
     ),
-    "train/data/formats.py::_lines": attacked("CSV", "JSON lines"),
-    "train/data/tables.py::table_rows": attacked("Parquet", "state of a dataset"),
-    "train/extras/token_files.py::_npy": attacked("array of token ids"),
-    "train/extras/token_files.py::_raw": attacked("raw token ids"),
-    "train/extras/tfds.py::checked_info": attacked("prepared dataset"),
+    "train/extras/text/formats.py::_lines": attacked("CSV", "JSON lines"),
+    "train/extras/text/tables.py::table_rows": attacked("Parquet", "state of a dataset"),
+    "train/extras/text/token_files.py::_npy": attacked("array of token ids"),
+    "train/extras/text/token_files.py::_raw": attacked("raw token ids"),
+    "train/extras/text/tfds.py::checked_info": attacked("prepared dataset"),
     "train/extras/images/images.py::_Records.__getitem__": ours(
         "the bytes of an image are in memory; no file is opened"
     ),
@@ -424,16 +433,16 @@ ROWS: dict[str, Row] = {
     "train/extras/images/images.py::_in_tar": attacked("tar of images"),
     "train/extras/images/images.py::_is_zip": attacked("tar of images", "zip of images"),
     "train/extras/images/images.py::_in_zip": attacked("zip of images"),
-    "train/data/bounded_child.py::_try_tokenizer": ours(
+    "train/extras/bounded_child.py::_try_tokenizer": ours(
         "the files that `bounded.check_tokenizer` checked; the process has limits"
     ),
-    "train/data/bounded_child.py::_yaml_as_json": ours(
+    "train/extras/bounded_child.py::_yaml_as_json": ours(
         "the text that `named_splits` has read; the process has limits"
     ),
-    "train/data/bounded_child.py::_table": ours(
+    "train/extras/bounded_child.py::_table": ours(
         "the file that `tables.table_rows` checked; the process has limits"
     ),
-    "train/data/bounded.py::check_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
+    "train/extras/bounded.py::check_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
 }
 
 # The number of rows that still need a subject.

@@ -23,9 +23,9 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_record
-from train.data.tokenizers import load_tokenizer
 from train.extras import adapting
 from train.extras.evaluation import published, tasks
+from train.extras.tokenizers.loading import load_tokenizer
 from train.store import intact, origin, recorder, trackers, workdir
 from train.store.checkpoint import Checkpoints
 from train.store.workdir import Workdir
@@ -387,7 +387,6 @@ ROWS: dict[str, Row] = {
     "train/store/workdir.py::Workdir.evaluated": attacked("evaluated.json"),
     "train/store/workdir.py::Workdir.result": attacked("result.json"),
     "train/store/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
-    "train/store/workdir.py::Workdir.keep_inputs": ours(PARTS),
     "train/extras/evaluation/tasks.py::evaluate_tasks": attacked("text to evaluate"),
     "train/extras/evaluation/tasks.py::_learned": attacked("tokenizer_config.json to evaluate"),
     "train/finetune.py::main": ours(NAMED),

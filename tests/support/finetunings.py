@@ -11,9 +11,9 @@ from jaxgrow.checkpoints import orbax
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, TextConfig
-from train.data.tokenizers import load_tokenizer
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled
+from train.extras.tokenizers.loading import load_tokenizer
 from train.state.optim import Optim
 
 SIZES = dict(vocab=256, context=16, layers=2, embed=16, heads=2, head_dim=8, mlp=32)

@@ -17,16 +17,18 @@ import runs
 import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import train.data.corpus
 from jaxgrow.checkpoints.io.checksums import seal
 from train.common import files
 from train.common.errors import UserError
-from train.data import corpus, formats, tokenise
-from train.data import tokenizers as tokenizers_module
+from train.data import tokenise, tokenizers
 from train.data.cache import SUMS, cached_folder
-from train.data.cutting import TextEncoder, cut_document
 from train.data.splitting import exact_fraction, held_out
 from train.data.text import read_tokens
-from train.data.tokenizers import load_tokenizer as loaded_tokenizer
+from train.extras.text import corpora as corpus
+from train.extras.text import formats
+from train.extras.tokenizers.cutting import TextEncoder, cut_document
+from train.extras.tokenizers.loading import load_tokenizer as loaded_tokenizer
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
         assert found.train.tobytes() == b"0.txt\0"
         assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
         # A cache of all files has another key.
-        assert corpus.text_corpus(str(folder), str(valid), "text").key[1] == corpus._files_key(
+        assert corpus.text_corpus(str(folder), str(valid), "text").key[1] == corpus.files_key(
             [folder / "0.txt"]
         )
     with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):
@@ -172,7 +174,7 @@ def awkward(folder: Path) -> list[bytes]:
 @pytest.fixture
 def small_pieces(monkeypatch):
     for module, name, value in (
-        (formats, "PIECE", 7),
+        (train.data.corpus, "PIECE", 7),
         (tokenise, "BATCH", 50),
         (tokenise, "SHARD_BATCHES", 3),
     ):
@@ -194,7 +196,7 @@ def test_a_tokenizer_gives_what_it_gave_file_by_file(
         awkward(tmp_path / "awkward"),
         Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
     )
-    monkeypatch.setattr("train.data.text.core_count", lambda: 1 + processes)
+    monkeypatch.setattr("train.data.tokenise.core_count", lambda: 1 + processes)
     found = read_tokens(
         replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2)
     )
@@ -315,7 +317,7 @@ def test_a_tokenizer_that_cannot_end_documents_is_a_warning(odd, tmp_path, token
 def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pieces, monkeypatch):
     files = {f"{i:02}.txt": b"a \xff cat" * 9 for i in range(20)}
     whole = odd(files)[1:]
-    encode, calls = tokenizers_module._bytes, iter(range(20))
+    encode, calls = tokenizers._bytes, iter(range(20))
 
     def killed(pieces, begins):
         if next(calls) == 19:
@@ -323,7 +325,7 @@ def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pi
         return encode(pieces, begins)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(tokenizers_module, "_bytes", killed)
+        patch.setattr(tokenizers, "_bytes", killed)
         odd({"99.txt": b"other"})
     assert "21 files, 21 documents" in odd({})[1] and "180 replaced characters" in odd({})[1]
     assert "20 files, 20 documents" in whole[0]
@@ -405,14 +407,14 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
 def test_tokens_of_a_text_that_changes_while_it_is_read_are_deleted(
     text, small_pieces, monkeypatch
 ):
-    encode = tokenizers_module._bytes
+    encode = tokenizers._bytes
 
     def changes(pieces, begins):
         Path(text.path, "7.txt").touch()
         return encode(pieces, begins)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tokenizers_module, "_bytes", changes)
+        patch.setattr(tokenizers, "_bytes", changes)
         with pytest.raises(UserError, match="changed while it was read"):
             read_tokens(text)
     assert not [*Path(text.cache).iterdir()]

@@ -20,7 +20,6 @@ from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
-from train.data import formats
 from train.data.batches import training_batches, validation_batches
 from train.data.text import Data, read_tokens
 from train.data.windows import Windows
@@ -79,7 +78,7 @@ def test_the_tokenizer_needs_no_special_tokens(data, tmp_path):
 
 def test_a_piece_that_is_held_out_divides_its_document(data, tmp_path, monkeypatch):
     """Text before and after it is not one text, and held-out pieces are not one document."""
-    monkeypatch.setattr(formats, "PIECE", 4)
+    monkeypatch.setattr("train.data.corpus.PIECE", 4)
     (tmp_path / "one.txt").write_text("aaaabbbbccccddddeeeeffffgg")
     held = replace(data, path=str(tmp_path / "one.txt"), valid_fraction=1 / 3)
     found = read_tokens(held)
@@ -114,7 +113,7 @@ def test_token_ids_are_divided_by_the_tokens_of_the_tokenizer(tmp_path, roles, r
 
 
 def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "PIECE", 3)
+    monkeypatch.setattr("train.data.corpus.PIECE", 3)
     for name in ("train", "val"):
         np.array([5, 5, 0, 5, 5, 5, 5, 0, 0, 5], np.uint16).tofile(tmp_path / f"{name}.bin")
     data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), attend="document")

@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import train.data.corpus
 from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
-from train.data import formats, tables, text, tokenise
-from train.data.corpus import corpus_files
+from train.data import text, tokenise
+from train.extras.text import formats, tables
+from train.extras.text.corpora import corpus_files
 
 DOCUMENTS = [
     "the cat\r\n sat",
@@ -129,7 +131,7 @@ def settings(tmp_path) -> Callable[..., text.Data]:
 @pytest.fixture
 def small_pieces(monkeypatch):
     for module, name, value in (
-        (formats, "PIECE", 7),
+        (train.data.corpus, "PIECE", 7),
         (tables, "_ROWS", 2),
         (tokenise, "BATCH", 50),
     ):

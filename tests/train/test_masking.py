@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.common.errors import UserError
-from train.data.windows import BYTES, MaskedWindows, Vocabulary, masking_vocabulary
+from train.data.windows import BYTES, MaskedWindows, Vocabulary
+from train.extras.tokenizers.masking import masking_vocabulary
 
 MASK, SPECIAL = 4, frozenset({0, 1, 4})
 WORDS = Vocabulary(50, MASK, SPECIAL)

@@ -20,12 +20,13 @@ from train.common.errors import UserError
 from train.config.experiment import experiment_json, load_experiment, with_steps
 from train.data import text
 from train.data.batches import training_batches
-from train.data.mixed_paths import source_names
 from train.data.mixture import Mixture, as_shares, seed_of
 from train.data.text import Data, read_corpora, read_tokens
 from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
+from train.extras.text.mixed_paths import source_names
+from train.extras.text.mixing import training_text
 from train.plan.methods import Continue
 from train.store.origin import Origin
 from train.store.workdir import Workdir
@@ -506,7 +507,7 @@ def test_masked_models_epochs_and_tokenizers_read_mixtures(home):
     assert inputs["tokens"].shape == (4, 8) and [*valid] == ["low", "high"]
     experiment = runs.experiment(home, data=data, steps=0, epochs=2.0)
     assert with_steps(experiment).steps == round(2 * (225 + 112) / 8)
-    letters = set("".join(text.training_text(data)))
+    letters = set("".join(training_text(data)))
     assert letters == set("abcd efgh\nABCD EFGH\n")
 
 

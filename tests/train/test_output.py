@@ -59,7 +59,7 @@ def test_warnings_errors_and_tracebacks_are_escaped(error):
 PRINTS = {
     "jaxgrow/untrusted.py": "print(escape_text(str(text)), file=sys.stdout if file is None else file",
     "train/common/output.py": "print(escape_text(str(text)), file=stream",
-    "train/data/bounded_child.py": "print(",  # answers its parent, which escapes what it prints
+    "train/extras/bounded_child.py": "print(",  # answers its parent, which escapes what it prints
     # names of options
     "jaxgrow/extras/commands/completion.py": "print(completion_script(",
     "jaxgrow/cli/program.py": "print(end='', flush=True)",

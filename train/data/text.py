@@ -5,15 +5,14 @@ tokenised to files. Without validation text, evenly spaced pieces are held out. 
 corpus or a mixture of several, and divides the tokens into samples for its model.
 """
 
-import hashlib
 import json
+import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, Protocol
 
 import jax
 import numpy as np
@@ -26,39 +25,14 @@ from jaxgrow.untrusted import narrow_permissions, one_line
 from train.common.errors import UserError
 from train.common.fields import GIVEN
 from train.common.files import read_record, write_record
-from train.data import corpus as reading
 from train.data.cache import PROGRESS, cache_folder, cached_folder, make_again
-from train.data.corpus import Corpus
+from train.data.corpus import Corpus, stdlib_corpus
 from train.data.dataset import DATASETS, Batch, Dataset, Source, more_held_out
-from train.data.formats import TEXT, Formats
-from train.data.mixed_paths import named_paths, source_names, weighted_paths
-from train.data.mixture import Mixture, as_shares
-from train.data.named_splits import VALIDATION, described_splits
-from train.data.special import (
-    ENDS,
-    DocumentFrame,
-    document_frame,
-    document_marks,
-    largest_vocab,
-)
+from train.data.mixture import Mixture
 from train.data.splitting import exact_fraction
-from train.data.tokenise import (
-    UNMARKED,
-    begins_of,
-    corpus_pieces,
-    token_dtype,
-    tokenise_corpus,
-)
-from train.data.tokenizers import (
-    checked_ids,
-    document_encoder,
-    folder_of,
-    load_tokenizer,
-    tokenizer_files,
-    write_tokenizer,
-)
-from train.data.windows import BYTES, MaskedWindows, Windows, masking_vocabulary
-from train.data.workers import core_count
+from train.data.tokenise import begins_of, token_dtype, tokenise_corpus
+from train.data.tokenizers import ENDS, TOKENIZERS, Tokenizer, named_tokenizer
+from train.data.windows import MaskedWindows, Windows
 
 
 @dataclass(frozen=True)
@@ -74,7 +48,7 @@ class Data(Dataset):
     without TensorFlow. A document that is empty or null is left out; a document without ``field``
     is an error.
 
-    ``"tokens"`` is a file or folder of token ids (`train.extras.token_files`), which are used as they
+    ``"tokens"`` is a file or folder of token ids (`train.extras.text.token_files`), which are used as they
     are. All of them must be in the vocabulary of ``tokenizer``, which the run keeps.
 
     Documents are plain text: the name of a special token in them, such as ``<|endoftext|>``, is
@@ -122,8 +96,11 @@ class Data(Dataset):
     }
 
     def __post_init__(self):
-        object.__setattr__(self, "path", weighted_paths(self.path))
-        object.__setattr__(self, "valid_path", named_paths(self.valid_path))
+        if lists_paths(self.path):
+            object.__setattr__(self, "path", SEVERAL_TEXTS["files"].weighted_paths(self.path))
+        if lists_paths(self.valid_path):
+            named = SEVERAL_TEXTS["files"].named_paths(self.valid_path)
+            object.__setattr__(self, "valid_path", named)
         several = [n for n in ("path", "valid_path") if isinstance(getattr(self, n), tuple | dict)]
         if several and self.source not in ("text", "tokens"):
             raise ValueError(
@@ -187,18 +164,19 @@ class Data(Dataset):
         if self.valid_path is not None:
             return f"give more of them in data.valid_path={self.valid_path}"
         if name:
-            return f"{mixed_data(self)[name].more_validation()} for {name}, or set data.valid_path"
-        return more_held_out(_corpus(self).valid is None, self.valid_fraction)
+            part = SEVERAL_TEXTS["files"].parts(self)[name]
+            return f"{part.more_validation()} for {name}, or set data.valid_path"
+        return more_held_out(open_corpus(self).valid is None, self.valid_fraction)
 
     def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
-        return {} if self.tokenizer == "none" else write_tokenizer(run, config, folder)
+        if self.tokenizer == "none":
+            return {}
+        return TOKENIZERS["files"].write_inputs(run, config, folder)
 
 
-# Sources of extras: the value of ``data.source`` -> a function that opens the corpus.
+# The value of ``data.source`` -> a function that opens the corpus.
 CORPORA: Registry[Callable[[Data], Corpus]] = Registry("corpus", "train.extras")
-# The same for files of token ids: a function that returns the formats of their files.
-FORMATS: Registry[Callable[[Data], Formats]] = Registry("corpus formats", "train.extras")
-FIELD = "input_ids"  # the usual name of a column of token ids
+CORPORA.add("stdlib", lambda data: stdlib_corpus())
 
 
 @dataclass(frozen=True)
@@ -211,59 +189,25 @@ class Tokens:
     report: list[str]  # a summary line, and warnings
 
 
-class _Encoding(NamedTuple):
-    """How the documents of a corpus become tokens."""
-
-    vocab: int  # one more than the largest id
-    files: list[str]  # the hashes of the files of the tokenizer
-    identity: str
-    frame: DocumentFrame
-    written: str  # the frame in words; empty if it has no names
-    rule: list[object]  # JSON that differs if the same tokenizer gives other tokens or documents
-    marks: DocumentFrame = UNMARKED  # tokens of the corpus that begin or end documents
-
-
-def _encoding(data: Data) -> _Encoding:
-    if data.tokenizer == "none":
-        return _Encoding(1 << 32, ["none"], "none", UNMARKED, "", ["begins of token ids", data.ids])
-    if data.tokenizer == "bytes":
-        known, how, vocab = ["bytes"], "bytes", 256
-        marks = around = DocumentFrame((), (0,))
-        each, rule = "", ["tokens and begins", 0]
-    else:
-        loaded = load_tokenizer(data.tokenizer)
-        known = [sha256(file) for file in tokenizer_files(Path(data.tokenizer).expanduser())]
-        how = hashlib.sha256("".join(known).encode()).hexdigest()
-        vocab = largest_vocab(loaded)
-        around = document_frame(loaded, folder_of(data.tokenizer), data.bos)
-        each = around.written(loaded)
-        marks = document_marks(loaded, folder_of(data.tokenizer))
-        rule = ["plain text, cut at boundaries, with begins", around]
-    if data.source == "tokens":
-        rule = ["begins of token ids", data.ids, marks]
-        return _Encoding(vocab, known, how, UNMARKED, "", rule, marks)
-    return _Encoding(vocab, known, how, around, each, rule)
-
-
 def read_tokens(data: Data) -> Tokens:
     """The tokens of a corpus, from the cache if it was tokenised before.
 
     Raises:
       UserError: the corpus or the tokenizer is missing, empty or unreadable.
     """
-    corpus = _corpus(data)
+    corpus = open_corpus(data)
     held = exact_fraction(data.valid_fraction)
     # The same tokens serve both kinds of attention.
     settings = {name: value for name, value in asdict(data).items() if name != "attend"}
     if isinstance(data.valid_path, dict):
         settings["valid_path"] = ()  # so that another validation set changes no cache of this text
-    encoding = _encoding(data)
-    vocab = encoding.vocab
-    key = json.dumps([*encoding.rule, encoding.files, corpus.key, _every(held)], sort_keys=True)
+    tokenizer = corpus.tokenizer or named_tokenizer(data.tokenizer, data.bos)
+    vocab = tokenizer.vocab
+    key = json.dumps([*tokenizer.rule, tokenizer.files, corpus.key, _every(held)], sort_keys=True)
 
     def make(work: Path) -> None:
-        _make(corpus, data, encoding, held, work)
-        if _corpus(data).key != corpus.key:
+        _make(corpus, data, tokenizer, held, work)
+        if open_corpus(data).key != corpus.key:
             (work / PROGRESS).unlink(missing_ok=True)  # the next call must not continue from it
             raise UserError(f"{data.path} changed while it was read; repeat the command")
 
@@ -280,14 +224,12 @@ def read_tokens(data: Data) -> Tokens:
             _mapped_tokens(folder, begins_of(part), n, np.int64) for part, n in counts
         )
         read = about.pop("read")
-        identity = {"name": _name(data), "tokenizer": encoding.identity} | about
-        identity |= {"frame": encoding.written} if encoding.written else {}
+        identity = {"name": _name(data), "tokenizer": tokenizer.identity} | about
+        identity |= {"frame": tokenizer.written} if tokenizer.written else {}
         identity |= {"python": _PYTHON} if data.source == "stdlib" else {}
-        report = [_summary(read, about["tokens"], corpus.skipped, encoding.written)]
-    if corpus.splits:
-        report.append(_held_out_by_name(corpus.splits, data.valid_path))
-    ended = bool(encoding.frame.end) or data.source == "tokens"
-    report += _warnings(read, corpus.skipped, data.tokenizer, ended)
+        report = [_summary(read, about["tokens"], corpus.skipped, tokenizer.written)]
+    ended = bool(tokenizer.frame.end) or corpus.tokenizer is not None
+    report += [*corpus.report, *_warnings(read, data.tokenizer, ended)]
     if data.tokenizer == "none":
         vocab = 1 + max(int(part.max()) for part in (train, valid) if len(part))
     return Tokens(train, valid, (begins, valid_begins), vocab, identity, report)
@@ -296,14 +238,14 @@ def read_tokens(data: Data) -> Tokens:
 def _summary(
     read: Json,
     tokens: Sequence[int],
-    skipped: Mapping[str, Sequence[Path]],
+    skipped: Mapping[str, int],
     each: str,
 ) -> str:
     framed = f", each: {each}" if each else ""
     kinds = zip(tokens, ("training", "validation"), strict=True)
     counted = " and ".join(f"{number:,} {kind}" for number, kind in kinds if number)
-    count = sum(map(len, skipped.values()))
-    whys = ", ".join(f"{len(files):,} {why}" for why, files in sorted(skipped.items()))
+    count = sum(skipped.values())
+    whys = ", ".join(f"{files:,} {why}" for why, files in sorted(skipped.items()))
     return (
         f"data: {read['files']:,} files, {read['documents']:,} documents{framed}, {read['bytes']:,} bytes, "
         f"{counted} tokens"
@@ -312,31 +254,12 @@ def _summary(
     )
 
 
-def _held_out_by_name(counts: Mapping[str, int], valid_path: object) -> str:
-    validated = counts.get(VALIDATION) and valid_path is None
-    return (
-        f"data: by their names, there are {described_splits(counts)}; training files are trained on, "
-        + ("validation files are the validation set, " if validated else "")
-        + "and the others are left out; data.splits=ignore reads all of them as training text"
-    )
-
-
-def _warnings(
-    read: Json, skipped: Mapping[str, Sequence[Path]], tokenizer: str, ended: bool
-) -> list[str]:
+def _warnings(read: Json, tokenizer: str, ended: bool) -> list[str]:
     warnings = []
     if read["replaced"]:
         warnings.append(
             f"WARNING: {read['replaced']:,} characters are U+FFFD, because they were not UTF-8 or were NUL; the first is in "
             f"{read['first_replaced']}: convert the file to UTF-8, for example with iconv -f LATIN1 -t UTF-8"
-        )
-    if links := skipped.get("symlinked folder"):
-        warnings.append(
-            f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount their targets"
-        )
-    if links := skipped.get(reading.LEADS_OUT):
-        warnings.append(
-            f"WARNING: links out of the folder are not read, such as {links[0]}; replace them by their files"
         )
     if not ended:
         warnings.append(
@@ -357,98 +280,27 @@ def _mapped_tokens(folder: Path, name: str, count: int, kind: type) -> np.ndarra
     return np.memmap(file, kind, "r") if size else np.zeros(0, kind)
 
 
-def training_text(data: Data) -> Iterator[str]:
-    """The training text of ``data``, in pieces, without the held-out pieces.
-
-    Raises:
-      UserError: the corpus is missing or unreadable, or has token ids instead of text.
-    """
-    if data.source == "tokens":
-        more = " and data.tokenizer=bytes" if data.tokenizer == "none" else ""
-        raise UserError(
-            f"data.source=tokens has no text; set data.source=text{more}, and data.path to a corpus of text"
-        )
-    for part in mixed_data(data).values():
-        for piece in corpus_pieces(_corpus(part), exact_fraction(data.valid_fraction)):
-            if not piece.held:
-                yield piece.text
-
-
 # The standard library as a corpus differs from one Python version to the next.
 _PYTHON = platform.python_version()
 
 
-def _corpus(data: Data) -> Corpus:
-    if data.source == "stdlib":
-        return reading.stdlib_corpus()
-    if data.source == "text":
-        return reading.text_corpus(_single_path(data), data.valid_path, data.field, data.splits)
-    if data.source == "tokens":
-        field = FIELD if data.field == "text" else data.field
-        formats = FORMATS[data.source](data)
-        return reading.text_corpus(_single_path(data), data.valid_path, field, data.splits, formats)
+def open_corpus(data: Data) -> Corpus:
+    """Open the corpus of a setting with a single path."""
     return CORPORA[data.source](data)
 
 
-def _single_path(data: Data) -> str:
-    assert isinstance(data.path, str)
-    return data.path
-
-
-def mixed_data(data: Data) -> dict[str, Data]:
-    """The settings of each source of a mixture, by name, in its order.
-
-    A source does not depend on the weights and on the other sources. If there is only one, its name
-    is empty.
-    """
-    if not isinstance(data.path, tuple | dict):
-        return {"": data}
-    valid = {"": data.valid_path} if isinstance(data.valid_path, str) else data.valid_path
-    names = source_names([*data.path])
-    return {
-        name: replace(data, path=path, valid_path=valid)
-        for name, path in zip(names, data.path, strict=True)
-    }
-
-
-def valid_data(data: Data) -> dict[str, Data]:
-    """The settings of each validation set, by name, if their text does not belong to one source.
-
-    Their training text is the same text. The name of a set without a name is empty.
-    """
-    given = data.valid_path
-    if isinstance(given, str) and isinstance(data.path, tuple | dict):
-        given = {"": given}
-    if not isinstance(given, dict):
-        return {}
-    return {
-        name: replace(data, path=path, valid_path=path, splits="ignore")
-        for name, path in given.items()
-    }
-
-
-def refuse_overlaps(data: Data) -> None:
-    """Check that no two sources of a mixture read the same file.
-
-    The file would be held out in one source, and trained on in the other one.
-
-    Raises:
-      UserError: two sources do.
-    """
-    formats = FORMATS[data.source](data) if data.source == "tokens" else TEXT
-    known: dict[Path, str] = {}
-    for part in mixed_data(data).values():
-        for file in reading.training_files(_single_path(part), formats):
-            if (other := known.setdefault(file, _single_path(part))) != part.path:
-                raise UserError(
-                    f"data.path reads {file} twice, in {other} and in {part.path}: give paths that have no file in common, "
-                    "or leave out one of them"
-                )
+def lists_paths(value: object) -> bool:
+    """Whether a setting lists paths, and is not the name of a file with such characters."""
+    if not isinstance(value, str):
+        return isinstance(value, Mapping | list | tuple)
+    text = value.strip()
+    is_list = text.startswith("[") and text.endswith("]")
+    return (text.startswith("{") or is_list) and not os.path.lexists(os.path.expanduser(value))
 
 
 def _name(data: Data) -> str:
     if data.source in ("text", "tokens"):
-        return Path(_single_path(data)).name
+        return Path(str(data.path)).name
     return data.name if data.source == "tfds" and data.name else data.source
 
 
@@ -457,18 +309,10 @@ def _every(held: Fraction) -> int | str:
     return held.denominator if held.numerator == 1 else str(held)
 
 
-def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work: Path) -> None:
+def _make(corpus: Corpus, data: Data, tokenizer: Tokenizer, held: Fraction, work: Path) -> None:
     """Write the tokens of both parts, and their description."""
-    vocab = encoding.vocab
-    kind = token_dtype(vocab)
-    if data.source == "tokens":
-        encoder = partial(_checked_ids, vocab, data.tokenizer)
-        tokenise_corpus(corpus, lambda threads: encoder, kind, held, 1, work, marks=encoding.marks)
-    else:
-        # Bytes need no encoding, so more processes would not help.
-        workers = 1 if data.tokenizer == "bytes" else core_count()
-        encoder, cut = document_encoder(data.tokenizer, data.bos)
-        tokenise_corpus(corpus, encoder, kind, held, workers, work, cut)
+    kind = token_dtype(tokenizer.vocab)
+    tokenise_corpus(corpus, tokenizer, kind, held, work)
     parts = [work / name for name in ("train", "valid")]
     for part in parts:
         apart = part.name == "valid" and isinstance(data.valid_path, dict)
@@ -492,15 +336,6 @@ def _make(corpus: Corpus, data: Data, encoding: _Encoding, held: Fraction, work:
     sizes = [part.stat().st_size // np.dtype(kind).itemsize for part in parts]
     begins = [(work / begins_of(part.name)).stat().st_size // 8 for part in parts]
     write_record(work / "about.json", about | {"tokens": sizes, "begins": begins, "read": read})
-
-
-def _checked_ids(
-    vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
-) -> tuple[list[Any], DocumentFrame]:
-    return [checked_ids(ids, vocab, name) for ids in pieces], UNMARKED
-
-
-# --- mixtures and several validation sets ---
 
 
 @dataclass(frozen=True)
@@ -528,6 +363,29 @@ class Corpora:
     report: list[str]
 
 
+class SeveralTexts(Protocol):
+    """What extras do with several texts or validation sets in one setting."""
+
+    def weighted_paths(self, value: object) -> str | tuple[str, ...] | dict[str, float] | None:
+        """``data.path`` in its plain form; raises `ValueError` for a wrong one."""
+        ...
+
+    def named_paths(self, value: object) -> str | dict[str, str] | None:
+        """``data.valid_path`` in its plain form; raises `ValueError` for a wrong one."""
+        ...
+
+    def parts(self, data: Data) -> dict[str, Data]:
+        """The settings of each source, by name."""
+        ...
+
+    def read(self, data: Data) -> Corpora:
+        """As `read_corpora`."""
+        ...
+
+
+SEVERAL_TEXTS: Registry[SeveralTexts] = Registry("several texts", "train.extras")
+
+
 def read_corpora(data: Data) -> Corpora:
     """The tokens of all sources and validation sets.
 
@@ -537,28 +395,34 @@ def read_corpora(data: Data) -> Corpora:
       UserError: a corpus or the tokenizer is missing, empty or unreadable, or two sources have the
         same text.
     """
-    if isinstance(data.path, tuple | dict):
-        refuse_overlaps(data)
-    own = {name: read_tokens(part) for name, part in mixed_data(data).items()}
-    sets = {name: read_tokens(part) for name, part in valid_data(data).items()}
-    weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
-    shares = as_shares([*weights])
-    train = {name: found.train for name, found in own.items()}
-    valid = {name: found.valid for name, found in (sets or own).items()}
-    vocab = max(found.vocab for found in (own | sets).values())
-    report = _mixture_report(data, own, shares) + _sets_report(sets)
+    if isinstance(data.path, tuple | dict) or isinstance(data.valid_path, dict):
+        return SEVERAL_TEXTS["files"].read(data)
+    found = read_tokens(data)
+    return corpora_of(data, {"": found}, {}, [Fraction(1)], found.identity, found.report)
+
+
+def corpora_of(
+    data: Data,
+    own: Mapping[str, Tokens],
+    sets: Mapping[str, Tokens],
+    shares: list[Fraction],
+    identity: Json,
+    report: list[str],
+) -> Corpora:
+    """Collect the tokens of each source, and of each validation set if there are any."""
+    valid = sets or own
     begins = {name: found.begins[0] for name, found in own.items()}
     if data.attend == "document":
-        report.append(_document_report(begins, _token_counts(own)))
-    valid_begins = {name: found.begins[1] for name, found in (sets or own).items()}
+        counts = {name: len(found.train) for name, found in own.items()}
+        report = [*report, _document_report(begins, counts)]
     return Corpora(
-        train,
+        {name: found.train for name, found in own.items()},
         shares,
-        valid,
+        {name: found.valid for name, found in valid.items()},
         begins,
-        valid_begins,
-        vocab,
-        _joint_identity(own, sets, shares),
+        {name: found.begins[1] for name, found in valid.items()},
+        max(found.vocab for found in (*own.values(), *sets.values())),
+        identity,
         report,
     )
 
@@ -584,63 +448,6 @@ def _document_report(begins: Mapping[str, np.ndarray], tokens: Mapping[str, int]
         f"data: attention stops at the ends of {ends + len(inner):,} training documents; their last tokens predict nothing, "
         "but count as tokens and FLOPs"
     )
-
-
-def _token_counts(own: Mapping[str, Tokens]) -> dict[str, int]:
-    return {name: len(found.train) for name, found in own.items()}
-
-
-def _joint_identity(
-    own: Mapping[str, Tokens], sets: Mapping[str, Tokens], shares: Sequence[Fraction]
-) -> Json:
-    (_, first), *others = own.items()
-    if not others and not sets:
-        return first.identity
-    hashes = [found.identity["train"] for found in own.values()]
-    if twice := [name for name, h in zip(own, hashes, strict=True) if hashes.count(h) > 1]:
-        raise UserError(
-            f"data.path names the same text twice, in {twice[0]} and in {twice[1]}: leave out one of them, and give the other "
-            "one the sum of the weights"
-        )
-    valid = [found.identity["valid"] for found in (sets or own).values()]
-    sizes = [sum(_token_counts(own).values()), sum(len(x.valid) for x in (sets or own).values())]
-    found = first.identity | {"valid": _joint_hash(valid), "tokens": sizes}
-    if others:
-        parts = {
-            name: {"train": h, "share": str(share)}
-            for name, h, share in zip(own, hashes, shares, strict=True)
-        }
-        named = " + ".join(f"{float(s):.3%} {name}" for name, s in zip(own, shares, strict=True))
-        train = _joint_hash([[part["train"], part["share"]] for part in parts.values()])
-        found |= {"name": named, "train": train, "mixture": parts}
-    return found
-
-
-def _joint_hash(parts: Sequence[Any]) -> str:
-    return parts[0] if len(parts) == 1 else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _mixture_report(data: Data, own: Mapping[str, Tokens], shares: Sequence[Fraction]) -> list[str]:
-    if len(own) == 1:
-        return next(iter(own.values())).report
-    given = isinstance(data.path, dict)
-    weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
-    parts = [
-        f"{float(share):.1%} {name} ({f'weight {weight:g}' if given else f'{weight:,} tokens'})"
-        for name, weight, share in zip(own, weights, shares, strict=True)
-    ]
-    lines = [f"data: a mixture of samples: {', '.join(parts)}"]
-    for name, found in own.items():
-        for line in found.report:
-            head, colon, rest = line.partition(": ")
-            lines.append(f"{head}{colon}{name}: {rest}")
-    return lines
-
-
-def _sets_report(sets: Mapping[str, Tokens]) -> list[str]:
-    parts = [f"{name or 'all'} {len(found.valid):,} tokens" for name, found in sets.items()]
-    warnings = [line for found in sets.values() for line in found.report if "WARNING" in line]
-    return ([f"data: validation sets: {', '.join(parts)}"] if sets else []) + warnings
 
 
 def text_sources(data: Data, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
@@ -683,9 +490,7 @@ def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], So
         raise UserError(
             "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
         )
-    known = (
-        BYTES if data.tokenizer == "bytes" else masking_vocabulary(load_tokenizer(data.tokenizer))
-    )
+    known = named_tokenizer(data.tokenizer, data.bos).masking()
     if data.whole_words and known.whole_word is None:
         raise UserError(
             f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"

@@ -13,28 +13,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from train.common.files import read_record, write_record
 from train.data.cache import PROGRESS, make_again
-from train.data.corpus import Corpus, Counts
-from train.data.formats import Document
-from train.data.special import DocumentFrame
+from train.data.corpus import Corpus, Counts, Document
 from train.data.splitting import held_out
-
-# Pieces, and whether each begins its document -> (token ids of each piece, tokens around a document).
-Encode: TypeAlias = Callable[[list[Any], list[bool]], tuple[list[np.ndarray], DocumentFrame]]
-# The parts of a document, whose edges are arbitrary -> pieces that are encoded one by one.
-Cut: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
+from train.data.tokenizers import Cut, DocumentFrame, Encode, Tokenizer
+from train.data.workers import core_count
 
 BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by one encoder, because starting others takes longer.
 ALONE = 8
 SHARD_BATCHES = 64  # batches between two records of the progress
-UNMARKED = DocumentFrame((), ())
 
 
 class Piece(NamedTuple):
@@ -58,14 +52,7 @@ def token_dtype(vocab: int) -> type:
 
 
 def tokenise_corpus(
-    corpus: Corpus,
-    encoder: Callable[[int], Encode],
-    kind: type,
-    held: Fraction,
-    workers: int,
-    work: Path,
-    cut: Cut = iter,
-    marks: DocumentFrame = UNMARKED,
+    corpus: Corpus, tokenizer: Tokenizer, kind: type, held: Fraction, work: Path
 ) -> None:
     """Write the tokens of a corpus to ``work/train`` and ``work/valid``, or continue writing them.
 
@@ -74,13 +61,10 @@ def tokenise_corpus(
 
     Args:
       corpus: the documents. Without validation text, the fraction ``held`` of them is held out.
-      encoder: creates the function that encodes pieces, with a number of threads.
+      tokenizer: how they become tokens.
       kind: the dtype of the tokens.
       held: the part of the pieces that is held out.
-      workers: the number of encoders that work at the same time.
       work: the working folder.
-      cut: cuts documents into pieces; the default keeps those of the reader.
-      marks: tokens that begin or end a document within a piece.
     """
     parts = ("train", "valid")
     done = {"pieces": 0} | dict.fromkeys((*parts, *map(begins_of, parts)), 0)
@@ -94,13 +78,15 @@ def tokenise_corpus(
         for name, file in files.items():
             file.truncate(done[name])
             file.seek(done[name])
-        left = itertools.islice(corpus_pieces(corpus, held, cut), done["pieces"], None)
-        encoded = _encoded_batches(_piece_batches(left), encoder, kind, workers)
+        left = itertools.islice(corpus_pieces(corpus, held, tokenizer.cut), done["pieces"], None)
+        workers = core_count() if tokenizer.parallel else 1
+        encoded = _encoded_batches(_piece_batches(left), tokenizer.encoder, kind, workers)
         for n, (batch, ids, sizes) in enumerate(encoded, 1):
             for name, held_part in zip(parts, (False, True), strict=True):
                 own = np.array(batch.held) == held_part
                 part = ids[np.repeat(own, sizes)]
-                begins = _document_begins(part, sizes[own], np.array(batch.fresh)[own], marks)
+                fresh = np.array(batch.fresh)[own]
+                begins = _document_begins(part, sizes[own], fresh, tokenizer.marks)
                 begins += files[name].tell() // part.itemsize
                 files[name].write(part.tobytes())
                 files[begins_of(name)].write(begins.tobytes())

@@ -1,243 +1,111 @@
-"""Tokenizers: how are they read, checked, used on documents, and written beside a model?"""
+"""How do documents become tokens?
 
-from collections.abc import Callable
-from functools import cache, partial
+Bytes are the tokens of the core. `train.extras.tokenizers` reads the tokenizers of others from files.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.models import Config
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
-from train.common.errors import UserError
-from train.common.files import write_record
-from train.data.bounded import BoundedTokenizer, check_tokenizer
-from train.data.cutting import TextEncoder, cut_document
-from train.data.decoding import readable_file
-from train.data.special import (
-    END,
-    DocumentFrame,
-    document_frame,
-    frame_as_files_say,
-    read_as_text,
-    set_up,
-    special_tokens,
-    text_encoder,
-)
-from train.data.tokenise import Cut, Encode
+from train.data.windows import BYTES, Vocabulary
 
 
-def load_tokenizer(name: str) -> Any:
-    """The `tokenizers.Tokenizer` of a name.
+class DocumentFrame(NamedTuple):
+    """The tokens before and after each document of a corpus."""
 
-    Args:
-      name: a file ``tokenizer.json``, a folder with ``vocab.json`` and ``merges.txt``, or
-        ``"bytes"`` for a tokenizer that gives the same tokens as `Data.tokenizer` ``"bytes"``.
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+UNMARKED = DocumentFrame((), ())
+# Names of tokens that end documents; the first one is that of bytes.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]")
+# Pieces, and whether each begins its document -> (token ids of each piece, tokens around a document).
+Encode: TypeAlias = Callable[[list[Any], list[bool]], tuple[list[np.ndarray], DocumentFrame]]
+# The parts of a document, whose edges are arbitrary -> pieces that are encoded one by one.
+Cut: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """How the documents of a corpus become tokens.
+
+    Attributes:
+      vocab: one more than the largest id.
+      files: the hashes of its files.
+      identity: a text that identifies it by content.
+      rule: JSON value that differs if the same files give other tokens or documents.
+      encoder: creates a function that encodes pieces, with a number of threads.
+      masking: what masked models need to know of it.
+      cut: cuts documents into pieces; the default keeps those of the reader.
+      frame: the tokens around each document.
+      written: the frame in words; empty if its tokens have no names.
+      marks: tokens that begin or end a document within a piece.
+      parallel: whether several encoders at the same time are faster than one.
+    """
+
+    vocab: int
+    files: list[str]
+    identity: str
+    rule: Sequence[object]
+    encoder: Callable[[int], Encode]
+    masking: Callable[[], Vocabulary]
+    cut: Cut = iter
+    frame: DocumentFrame = UNMARKED
+    written: str = ""
+    marks: DocumentFrame = UNMARKED
+    parallel: bool = False
+
+
+class TokenizerFiles(Protocol):
+    """What extras do with the files of tokenizers. Every method raises `UserError` for damaged files."""
+
+    def load(self, name: str, bos: bool | Literal["auto"]) -> Tokenizer:
+        """The tokenizer of a file or folder; ``bos``: whether a token begins each document."""
+        ...
+
+    def copy(self, name: str, folder: Path) -> None:
+        """Write a tokenizer, perhaps "bytes", and the files of its special tokens to a folder."""
+        ...
+
+    def written_frame(self, folder: Path) -> str:
+        """`Tokenizer.written` of the tokenizer in the folder of a model."""
+        ...
+
+    def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
+        """As `train.data.dataset.Dataset.write_inputs`."""
+        ...
+
+
+TOKENIZERS: Registry[TokenizerFiles] = Registry("tokenizers", "train.extras")
+_END = DocumentFrame((), (0,))  # text has no zero byte, so this byte ends documents
+
+
+def named_tokenizer(name: str, bos: bool | Literal["auto"] = "auto") -> Tokenizer:
+    """The tokenizer of ``data.tokenizer``.
 
     Raises:
-      UserError: the tokenizer does not exist or cannot be read.
+      UserError: it does not exist or cannot be read.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    if name == "bytes":
-        return _byte_tokenizer()
-    path = Path(name).expanduser()
-    try:
-        with readable_file(path):
-            check_tokenizer(path, tokenizer_files(path))
-            if path.is_dir():
-                loaded = Tokenizer(models.BPE.from_file(*map(str, tokenizer_files(path))))
-                loaded.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-                loaded.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-            else:
-                loaded = Tokenizer.from_file(str(path))
-                # The saved settings would cut documents to the context of another model.
-                loaded.no_truncation()
-                loaded.no_padding()
-    except UserError as error:
-        raise UserError(
-            f"no tokenizer at {path} ({error}): give a tokenizer.json, or a folder of vocab.json and merges.txt"
-        ) from error
-    with readable_file(path, "download or copy the tokenizer again"):
-        if path.is_dir():
-            set_up(loaded, path)
-        else:
-            frame_as_files_say(loaded, path.parent)
-        read_as_text(loaded, folder_of(name))
-    return loaded
-
-
-def _byte_tokenizer() -> Any:
-    """A tokenizer whose tokens are the bytes of UTF-8.
-
-    Byte 0, which does not occur in text, ends documents.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    # A byte-level BPE writes bytes as printable characters: a printable byte as itself, the others
-    # as the characters from 256 on.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = sorted(set(range(256)) - set(printable))
-    spelt = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-    vocab = {_NAMED_BYTES.get(b, character): b for character, b in spelt.items()}
-    bpe = Tokenizer(models.BPE(vocab, []))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    bpe.add_special_tokens([AddedToken(END, special=True)])
-    return bpe
-
-
-# The roles of bytes that do not occur in text (`train.data.windows.BYTES`,
-# `train.extras.labelled.encoding`).
-_NAMED_BYTES = {0x00: END, 0xC0: "[CLS]", 0xC1: "[PAD]", 0xFF: "[MASK]"}
-
-
-def end_of_text(tokenizer: Any, folder: Path | None = None) -> int | None:
-    """The token that ends a document; None if the tokenizer has none.
-
-    Args:
-      tokenizer: a `tokenizers.Tokenizer`.
-      folder: the folder of its files, as `train.data.special.special_tokens` reads them.
-    """
-    return special_tokens(tokenizer, folder).end
-
-
-def folder_of(name: str) -> Path | None:
-    """The folder of a tokenizer's files; None for "bytes"."""
-    path = Path(name).expanduser()
-    return None if name == "bytes" else path if path.is_dir() else path.parent
-
-
-def tokenizer_of(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` in the folder of a model.
-
-    Raises:
-      UserError: the folder has no tokenizer.
-    """
-    if (file := folder / "tokenizer.json").is_file():
-        return load_tokenizer(str(file))
-    if (folder / "vocab.json").is_file():
-        return load_tokenizer(str(folder))
-    raise UserError(
-        f"there is no tokenizer.json in {folder}, nor vocab.json and merges.txt; name a tokenizer with --tokenizer, or bytes"
-    )
-
-
-def name_of(folder: Path) -> str:
-    """The value of `Data.tokenizer` for the tokenizer in the folder of a model.
-
-    Raises:
-      UserError: the folder has no tokenizer.
-    """
-    if tokenizer_of(folder).get_vocab() == _byte_tokenizer().get_vocab():
-        return "bytes"
-    file = folder / "tokenizer.json"
-    return str(file if file.is_file() else folder)
-
-
-def tokenizer_files(path: Path) -> list[Path]:
-    """The files of a tokenizer, which is ``tokenizer.json`` or the folder of the older two files."""
-    return [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
-
-
-def document_encoder(name: str, bos: bool | Literal["auto"]) -> tuple[Callable[[int], Encode], Cut]:
-    """A function that starts an encoder with a number of threads, and how documents are cut.
-
-    Bytes may be cut anywhere.
-    """
-    if name == "bytes":
-        return lambda threads: _bytes, iter
-    loaded = load_tokenizer(name)
-    around = document_frame(loaded, folder_of(name), bos)
-    plain = text_encoder(loaded)
-
-    def started(threads: int = 1) -> TextEncoder:
-        return TextEncoder(BoundedTokenizer(plain, name, threads))
-
-    def encoder(threads: int) -> Encode:
-        texts = started(threads)
-        return lambda pieces, begins: (texts(pieces, begins), around)
-
-    return encoder, partial(cut_document, encoder=cache(started))
-
-
-def checked_ids(ids: np.ndarray, vocab: int, name: str) -> np.ndarray:
-    """The ids, if a vocabulary has all of them.
-
-    Args:
-      ids: token ids.
-      vocab: one more than the largest id of the tokenizer.
-      name: the tokenizer, for the message.
-
-    Raises:
-      UserError: an id is negative, or above the largest one.
-    """
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
-        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise UserError(
-            f"the corpus has the token id {wrong}, but the ids of data.tokenizer={name} are from 0 to {vocab - 1}: name "
-            "the tokenizer that made the tokens, or set data.tokenizer=none; for a raw file, data.ids is the type of "
-            "its numbers"
-        )
-    return ids
+    return BYTE_TOKENIZER if name == "bytes" else TOKENIZERS["files"].load(name, bos)
 
 
 def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:
-    # Text has no zero byte, so this byte ends documents.
-    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], DocumentFrame((), (0,))
+    return [np.frombuffer(p.encode(), np.uint8) for p in pieces], _END
 
 
-# For each role of a special token, the spellings that identify it.
-_ROLES = {
-    "pad_token": ("<pad>", "<|pad|>", "<|padding|>", "[PAD]"),
-    "unk_token": ("<unk>", "[UNK]"),
-    "cls_token": ("[CLS]", "<s>"),
-    "sep_token": ("[SEP]", "</s>"),
-    "mask_token": ("[MASK]", "<mask>"),
-}
-_OF_MASKED = ("cls_token", "sep_token", "mask_token")
-
-
-def write_tokenizer(run: Path, config: Config, folder: Path) -> Json:
-    """Write the tokenizer for `transformers`.
-
-    Returns:
-      The entries of ``config.json`` about the special tokens.
-    """
-    tokenizer = tokenizer_of(run)
-    save_tokenizer(tokenizer, folder)
-    special = special_tokens(tokenizer, run)
-    roles = {role for role in _ROLES if config.masked or role not in _OF_MASKED}
-    named = {}
-    for role, names in _ROLES.items():
-        existing = (name for name in names if tokenizer.token_to_id(name) is not None)
-        if role in roles and (name := next(existing, None)):
-            named[role] = name
-    # Texts of decoders do not have these roles.
-    of_bert = {named.get("cls_token"), named.get("sep_token")} & {"[CLS]", "[SEP]"}
-    ends = {} if of_bert else {"bos_token_id": special.begin, "eos_token_id": special.end}
-    named |= {
-        role.removesuffix("_id"): tokenizer.id_to_token(i)
-        for role, i in ends.items()
-        if i is not None
-    }
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.length,
-        **named,
-        **special.names,
-    }
-    about |= {} if special.template is None else {"chat_template": special.template}
-    write_record(folder / "tokenizer_config.json", about | {"clean_up_tokenization_spaces": False})
-    if "pad_token" in named and (config.causal or config.first_position == 0):
-        ends["pad_token_id"] = tokenizer.token_to_id(named["pad_token"])
-    found: Json = {role: i for role, i in ends.items() if i is not None}
-    if "eos_token_id" in found and len(special.ends) > 1:  # several tokens end generated texts
-        found["eos_token_id"] = list(special.ends)
-    return found
-
-
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    with atomic_file(folder / "tokenizer.json") as part:
-        tokenizer.save(str(part))
+BYTE_TOKENIZER = Tokenizer(
+    256,
+    ["bytes"],
+    "bytes",
+    ["tokens and begins", 0],
+    lambda threads: _bytes,
+    lambda: BYTES,
+    frame=_END,
+)

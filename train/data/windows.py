@@ -4,24 +4,12 @@ The rules of masking are those that BERT was trained with.
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxgrow.models.encoder import masked_positions
-from train.common.errors import UserError
 from train.data.dataset import Batch
-from train.data.special import largest_vocab
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-_SPECIAL = (
-    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>"),
-    "<|endoftext|>",
-)
-# How byte-level tokenizers write blank, newline, tab and carriage return.
-_SPACES = ("Ġ", "Ċ", "ĉ", "č")
 
 
 def window_segments(begins: np.ndarray, first: int, length: int) -> np.ndarray:
@@ -98,39 +86,6 @@ class Vocabulary(NamedTuple):
 
 # These bytes do not occur in UTF-8 text, so one of them serves as the mask. Byte 0 ends documents.
 BYTES = Vocabulary(256, 0xFF, frozenset({0x00, 0xC0, 0xC1, *range(0xF5, 0x100)}))
-
-
-def masking_vocabulary(tokenizer: "Tokenizer") -> Vocabulary:
-    """The vocabulary of a `tokenizers.Tokenizer` that has a mask token.
-
-    In WordPiece, ``##`` marks a token that continues a word; in byte-level BPE, ``Ġ`` marks a token
-    that begins one. In other tokenizers, words are unknown.
-
-    Raises:
-      UserError: the tokenizer has no mask token.
-    """
-    mask = next(
-        (i for t in ("[MASK]", "<mask>") if (i := tokenizer.token_to_id(t)) is not None), None
-    )
-    if mask is None:
-        raise UserError(
-            "the tokenizer has no [MASK] or <mask>: take the tokenizer of a BERT or RoBERTa, or 'bytes'"
-        )
-    size = largest_vocab(tokenizer)
-    known = (tokenizer.token_to_id(t) for t in _SPECIAL)
-    special = {i for i in known if i is not None}
-    special |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    # Ids may have holes, which no text has, so they are never a random replacement.
-    special |= {i for i in range(size) if tokenizer.id_to_token(i) is None}
-    pieces = [tokenizer.id_to_token(i) or "" for i in range(size)]
-    if any(piece.startswith("##") for piece in pieces):
-        continues = np.array([piece.startswith("##") for piece in pieces])
-    elif any(piece.startswith("Ġ") for piece in pieces):
-        continues = np.array([not piece.startswith(_SPACES) for piece in pieces])
-    else:
-        return Vocabulary(size, mask, frozenset(special))
-    continues[list(special)] = False
-    return Vocabulary(size, mask, frozenset(special), continues)
 
 
 class MaskedWindows:

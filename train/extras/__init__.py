@@ -20,8 +20,13 @@ _COMMANDS = (
     "variance",
 )
 EXTRAS: dict[str, dict[str, str]] = {
-    "corpus": {"tfds": "train.extras.tfds"},
-    "corpus formats": {"tokens": "train.extras.token_files"},
+    "corpus": {
+        "text": "train.extras.text.corpora",
+        "tokens": "train.extras.text.token_files",
+        "tfds": "train.extras.text.tfds",
+    },
+    "several texts": {"files": "train.extras.text.mixing"},
+    "tokenizers": {"files": "train.extras.tokenizers.loading"},
     "dataset": {
         "Images": "train.extras.images.images",
         "Labelled": "train.extras.labelled.task",

@@ -13,9 +13,9 @@ from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.common.output import say_notes
-from train.data import tokenizers
-from train.data.bounded import BoundedTokenizer
-from train.data.special import Special, largest_vocab, special_tokens
+from train.extras.bounded import BoundedTokenizer
+from train.extras.tokenizers import loading as tokenizers
+from train.extras.tokenizers.special import Special, largest_vocab, special_tokens
 from train.state.mesh import Mesh
 
 

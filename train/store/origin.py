@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.typed import Json
+from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
 from train.common.files import read_own, write_bytes
 from train.config.experiment import Experiment, experiment_json
-from train.data.decoding import in_folder
 from train.plan.lifetimes import Plan, shapes
 from train.plan.record import RunRecord
 from train.plan.training import Train
@@ -251,7 +251,8 @@ def _other_order(
 def copy_log(origin: Origin, workdir: Workdir, record: RunRecord) -> None:
     """Let the log of the new run begin with the lines of the other run up to the checkpoint."""
     source = Workdir(origin.folder)
-    copy = source.checkpoints / str(origin.step) / intact.LOG
-    logged = read_own(in_folder(source.checkpoints, copy) if copy.exists() else source.log)
+    name = f"{origin.step}/{intact.LOG}"
+    copied = (source.checkpoints / name).exists()
+    log = checked_path(source.checkpoints, name, deep=True).path if copied else source.log
     workdir.copy_board(source, record.cost.events)
-    write_bytes(workdir.log, logged[: record.cost.bytes])
+    write_bytes(workdir.log, read_own(log)[: record.cost.bytes])

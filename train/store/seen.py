@@ -14,9 +14,8 @@ from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data.dataset import Source
 from train.data.mixture import Mixture, seed_of
-from train.data.special import document_frame
 from train.data.text import Data
-from train.data.tokenizers import tokenizer_of
+from train.data.tokenizers import TOKENIZERS
 from train.plan.record import RunRecord
 from train.plan.transforms import LoadCheckpoint
 from train.store.workdir import Workdir
@@ -197,7 +196,6 @@ def _frame(folder: Path) -> str:
     """The frame of the tokenizer in the folder of a model; empty without one."""
     folder, _ = at_step(folder)
     try:
-        loaded = tokenizer_of(folder)
-        return document_frame(loaded, folder).written(loaded)
+        return TOKENIZERS["files"].written_frame(folder)
     except UserError:
         return ""

@@ -24,7 +24,7 @@ from jaxgrow import typed
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import Cast, CheckpointError, open_checkpoint, orbax
 from jaxgrow.checkpoints.io.files import TRANSFORMERS, at_step
-from jaxgrow.checkpoints.io.folders import atomic_file, is_at, lock_file, sync
+from jaxgrow.checkpoints.io.folders import is_at, lock_file, sync
 from jaxgrow.models import Config, from_json
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
@@ -47,8 +47,8 @@ from train.config.experiment import (
     unequal_settings,
 )
 from train.config.resuming import binding_settings, class_of, resume_conflicts
-from train.data import special, tokenizers
 from train.data.dataset import Dataset
+from train.data.tokenizers import TOKENIZERS
 from train.plan.methods import LARGE
 from train.state.model import TrainState, split_head
 from train.store import checkpoint, intact
@@ -478,9 +478,7 @@ class Workdir:
         """
         tokenizer = getattr(data, "tokenizer", "none")
         if tokenizer != "none":
-            with atomic_file(self.folder / "tokenizer.json") as part:
-                tokenizers.load_tokenizer(tokenizer).save(str(part))
-            special.copy_special_files(tokenizers.folder_of(tokenizer), self.folder)
+            TOKENIZERS["files"].copy(tokenizer, self.folder)
         inputs = self.folder / TRANSFORMERS
         inputs.mkdir(exist_ok=True)
         write_record(inputs / "config.json", data.write_inputs(self.folder, config, inputs))

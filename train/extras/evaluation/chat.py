@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 from jaxgrow.untrusted import UntrustedError
 from train.common.errors import UserError
-from train.data.bounded import child
-from train.data.special import Special
+from train.extras.bounded import child
+from train.extras.tokenizers.special import Special
 
 
 def render_chat(special: Special, messages: Sequence[Mapping[str, str]]) -> str:

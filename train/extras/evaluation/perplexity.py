@@ -11,8 +11,8 @@ from pathlib import Path
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
-from train.data import formats
 from train.extras.evaluation.scoring import Scorer
+from train.extras.text import formats
 
 # Name of a text -> its published files, in the order of the search.
 TEXTS: dict[str, tuple[str, ...]] = {

@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 from jaxgrow.typed import Json
 from train.common.errors import UserError
-from train.data import formats
-from train.data.decoding import in_folder, read_regular, readable_file
+from train.extras.decoding import in_folder, read_regular, readable_file
 from train.extras.evaluation.perplexity import files_matching
-from train.extras.tfds import dataset_records
+from train.extras.text import formats
+from train.extras.text.tfds import dataset_records
 
 Record: TypeAlias = Json
 Splits: TypeAlias = Json  # name -> a `datasets.Dataset`

@@ -16,11 +16,11 @@ from tqdm import tqdm
 from jaxgrow.axes import Tree
 from jaxgrow.extras.models.generation import configs_by_length
 from jaxgrow.models import Config
-from train.data import formats
-from train.data.cutting import TextEncoder, cut_document
-from train.data.special import added_tokens
-from train.data.windows import masking_vocabulary
 from train.extras.pretrained import TextModel
+from train.extras.text import formats
+from train.extras.tokenizers.cutting import TextEncoder, cut_document
+from train.extras.tokenizers.masking import masking_vocabulary
+from train.extras.tokenizers.special import added_tokens
 from train.state.mesh import batch_devices, put, rows
 
 POSITIONS = 1 << 14  # maximum positions of a batch

@@ -7,13 +7,13 @@ from jaxgrow.typed import Json, convert_json
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.common.files import read_record
-from train.data.tokenizers import name_of
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.evaluation.perplexity import files_of, is_text, text_perplexity
 from train.extras.evaluation.scoring import Scorer
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.task import NAMES, Labelled
 from train.extras.pretrained import config_of, open_text_model
+from train.extras.tokenizers.loading import name_of
 from train.store.workdir import Workdir
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from train.common.errors import UserError
-from train.data.decoding import read_all
+from train.extras.decoding import read_all
 
 _NAMES = {"train": "train", "valid": "t10k"}
 _MAGIC = 8  # the third byte of a file of unsigned bytes; the fourth one is the number of axes

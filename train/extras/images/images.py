@@ -28,7 +28,9 @@ from train.common.errors import UserError
 from train.common.files import read_record, write_record
 from train.data.cache import cache_folder, cached_folder, make_again
 from train.data.dataset import DATASETS, Batch, Source, more_held_out
-from train.data.decoding import (
+from train.data.splitting import exact_fraction, held_out
+from train.data.workers import core_count
+from train.extras.decoding import (
     COMPRESSED,
     MAGIC,
     decompress_stream,
@@ -36,13 +38,11 @@ from train.data.decoding import (
     read_regular,
     readable_file,
 )
-from train.data.mixed_paths import refuse_several
-from train.data.splitting import exact_fraction, held_out
-from train.data.workers import core_count
 from train.extras.images import idx
 from train.extras.images.augment import Augment
 from train.extras.labelled.metrics import accuracy
 from train.extras.labelled.supervised import Prepared, Supervised
+from train.extras.text.mixed_paths import refuse_several
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 _VALIDATION = ("val", "valid", "validation", "test")
@@ -659,7 +659,7 @@ class _Records:
 def _tfds_images(data: Images) -> tuple[_Kept, _Kept | None]:
     import tensorflow_datasets as tfds
 
-    from train.extras.tfds import prepared_dataset
+    from train.extras.text.tfds import prepared_dataset
 
     assert data.name is not None
     builder = prepared_dataset(data.name, data.path)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import read_record
-from train.data.decoding import readable_file
+from train.extras.decoding import readable_file
 
 FILE = "preprocessor_config.json"
 

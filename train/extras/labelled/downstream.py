@@ -13,7 +13,6 @@ from jaxgrow.models import Adapter, Config
 from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import Experiment, check_experiment, settings_errors
-from train.data.tokenizers import name_of
 from train.extras.adapting import adapter_for
 from train.extras.fine_tune import LOSS, METRIC, Best, FineTune
 from train.extras.images.images import Images, read_images
@@ -22,6 +21,7 @@ from train.extras.labelled.heads import keeps_head, learned_head
 from train.extras.labelled.supervised import Prepared
 from train.extras.labelled.task import Labelled
 from train.extras.pretrained import config_of
+from train.extras.tokenizers.loading import name_of
 from train.state.optim import Optim
 
 

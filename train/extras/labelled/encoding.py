@@ -11,8 +11,12 @@ import numpy as np
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from train.common.errors import UserError
-from train.data.bounded import BoundedTokenizer
-from train.data.special import (
+from train.data.tokenise import token_dtype
+from train.data.windows import BYTES
+from train.data.workers import core_count
+from train.extras.bounded import BoundedTokenizer
+from train.extras.tokenizers.loading import folder_of, load_tokenizer
+from train.extras.tokenizers.special import (
     ENDS,
     added_tokens,
     frame_of_pairs,
@@ -20,10 +24,6 @@ from train.data.special import (
     special_tokens,
     text_encoder,
 )
-from train.data.tokenise import token_dtype
-from train.data.tokenizers import folder_of, load_tokenizer
-from train.data.windows import BYTES
-from train.data.workers import core_count
 
 _PIECE = 4  # bytes per word piece in English text
 _CHUNK = 4096  # texts that are tokenised in one call

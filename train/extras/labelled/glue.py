@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
-from train.data import formats
 from train.extras.labelled.metrics import accuracy, f1_score, matthews, pearson, spearman
-from train.extras.tfds import prepared_dataset, tfds_split
+from train.extras.text import formats
+from train.extras.text.tfds import prepared_dataset, tfds_split
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 _NO_NAMES_IN_COLA = (

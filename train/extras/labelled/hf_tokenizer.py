@@ -6,8 +6,8 @@ from typing import Any
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
 from train.common.files import read_record, write_record
-from train.data.tokenizers import save_tokenizer, tokenizer_of
 from train.extras.labelled.encoding import PADS, Encoder, Frame
+from train.extras.tokenizers.loading import save_tokenizer, tokenizer_of
 
 
 def write_framing(name: str, length: int, config: Config, folder: Path) -> Json:

@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxgrow.typed import Json
 from train.common.errors import UserError
-from train.data import formats
 from train.extras.labelled.encoding import Encoder, Texts, frame_texts
 from train.extras.labelled.glue import published_files
 from train.extras.labelled.metrics import answer_f1, exact_match
-from train.extras.tfds import prepared_dataset, tfds_split
+from train.extras.text import formats
+from train.extras.text.tfds import prepared_dataset, tfds_split
 
 # The maximum numbers of tokens. If the tokens are bytes, they are four times as large
 # (`Encoder.piece`).

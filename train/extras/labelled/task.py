@@ -15,12 +15,12 @@ from jaxgrow.typed import Json, build_dataclass, did_you_mean
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.dataset import DATASETS, Batch
-from train.data.mixed_paths import refuse_several
-from train.data.tokenizers import write_tokenizer
 from train.extras.labelled import glue, squad, table
 from train.extras.labelled.encoding import Encoder, Examples, Texts, frame_texts, pair_lengths
 from train.extras.labelled.hf_tokenizer import write_framing
 from train.extras.labelled.supervised import Prepared, Score, Supervised
+from train.extras.text.mixed_paths import refuse_several
+from train.extras.tokenizers.loading import write_tokenizer
 
 NAMES = (*glue.TASKS, *squad.TASKS)
 TABLE = "table"

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
-from train.data.bounded import child
+from train.extras.bounded import child
 
 TRAIN = "train"
 VALIDATION = "validation"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from train.data import formats
+from train.data import corpus
 
 WINDOW = 256  # characters before and after a cut that are encoded to test it
 # Characters of a piece after which a cut is not tested, so that a document without boundaries, such
@@ -25,7 +25,7 @@ class TextEncoder:
     encoded after a letter, whose tokens are dropped.
 
     Args:
-      tokenizer: a `train.data.bounded.BoundedTokenizer`, or a `tokenizers.Tokenizer`.
+      tokenizer: a `train.extras.bounded.BoundedTokenizer`, or a `tokenizers.Tokenizer`.
     """
 
     def __init__(self, tokenizer: Any):
@@ -50,7 +50,7 @@ class TextEncoder:
 
 
 def cut_document(document: Iterable[str], encoder: Callable[[], TextEncoder]) -> Iterator[str]:
-    """Cut a document into pieces of about `train.data.formats.PIECE` characters.
+    """Cut a document into pieces of about `train.extras.text.corpus.PIECE` characters.
 
     Args:
       document: the text in parts, whose edges are arbitrary.
@@ -59,7 +59,7 @@ def cut_document(document: Iterable[str], encoder: Callable[[], TextEncoder]) ->
     held = ""
     for part in document:
         held += part
-        if len(held) < formats.PIECE + 3 * WINDOW:
+        if len(held) < corpus.PIECE + 3 * WINDOW:
             continue
         at = _boundary(held, encoder())
         if at is None and len(held) > LONGEST:

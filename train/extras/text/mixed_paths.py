@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from train.data.text import lists_paths
+
 _WILD = frozenset("*?[")
 _NAME = re.compile(r"(\w[\w.-]*)?")
 
@@ -79,7 +81,7 @@ def refuse_several(value: object, kind: str) -> None:
     Raises:
       ValueError: it is one.
     """
-    if value is not None and _is_several(value):
+    if value is not None and lists_paths(value):
         raise ValueError(
             f"data.path={value}: only text and token ids (Data) can be a mixture of several paths; {kind} "
             "need one path: put the data into one folder"
@@ -122,7 +124,7 @@ def fixed_part(path: Path) -> Path:
 
 def _listed(value: Any, setting: str, form: str) -> list[tuple[Any, Any]] | None:
     """The pairs of a path and a weight, or of a name and a path; None: it is a single path."""
-    if not _is_several(value):
+    if not lists_paths(value):
         return None
     if isinstance(value, str):
         pairs = list(_parsed_pairs(value.strip(), setting, form))
@@ -134,15 +136,6 @@ def _listed(value: Any, setting: str, form: str) -> list[tuple[Any, Any]] | None
     if not pairs:
         raise ValueError(f"{setting} is empty: name at least one file or folder, as in {form}")
     return pairs
-
-
-def _is_several(value: object) -> bool:
-    """Whether a value lists paths, and is not the name of a file with such characters."""
-    if not isinstance(value, str):
-        return isinstance(value, Mapping | list | tuple)
-    text = value.strip()
-    is_list = text.startswith("[") and text.endswith("]")
-    return (text.startswith("{") or is_list) and not os.path.lexists(os.path.expanduser(value))
 
 
 def _parsed_pairs(text: str, setting: str, form: str) -> Iterator[tuple[str, str | float | None]]:

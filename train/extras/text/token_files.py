@@ -10,6 +10,7 @@ tables      ``.parquet``, ``.arrow``, ``.jsonl`` and folders of `datasets` with 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +18,24 @@ import numpy as np
 
 from jaxgrow.untrusted import open_regular
 from train.common.errors import UserError
-from train.data import formats
-from train.data.decoding import readable_file
-from train.data.formats import Document, Formats, Reader
-from train.data.text import FORMATS
+from train.data import corpus
+from train.data.corpus import Corpus, Document
+from train.data.text import CORPORA, Data
+from train.data.tokenizers import (
+    BYTE_TOKENIZER,
+    UNMARKED,
+    DocumentFrame,
+    Tokenizer,
+    named_tokenizer,
+)
+from train.extras.decoding import readable_file
+from train.extras.text import formats
+from train.extras.text.corpora import text_corpus
+from train.extras.text.formats import Formats, Reader
+from train.extras.tokenizers.loading import folder_of, load_tokenizer
+from train.extras.tokenizers.special import document_marks
 
+FIELD = "input_ids"  # the usual name of a column of token ids
 # The magic number and the size of the header of llm.c, in numbers of 4 bytes.
 _MAGIC = {20240520: np.uint16, 20240801: np.uint32}
 _HEADER = 256
@@ -97,7 +111,64 @@ def _id_rows(path: Path, field: str) -> Iterator[Document]:
 
 
 def _pieces(ids: np.ndarray) -> Document:
-    return (ids[i : i + formats.PIECE] for i in range(0, len(ids), formats.PIECE))
+    return (ids[i : i + corpus.PIECE] for i in range(0, len(ids), corpus.PIECE))
 
 
-FORMATS.add("tokens", lambda data: token_formats(data.ids))
+def token_corpus(data: Data) -> Corpus:
+    """A corpus of token ids, which are used as they are."""
+    field = FIELD if data.field == "text" else data.field
+    formats = token_formats(data.ids)
+    found = text_corpus(str(data.path), data.valid_path, field, data.splits, formats)
+    return replace(found, tokenizer=id_tokenizer(data))
+
+
+def id_tokenizer(data: Data) -> Tokenizer:
+    """The tokenizer that made token ids, which checks them in place of encoding text."""
+    if data.tokenizer == "none":
+        known = replace(BYTE_TOKENIZER, vocab=1 << 32, files=["none"], identity="none")
+        rule, marks = ["begins of token ids", data.ids], UNMARKED
+    else:
+        known = named_tokenizer(data.tokenizer)
+        loaded = load_tokenizer(data.tokenizer)
+        marks = document_marks(loaded, folder_of(data.tokenizer))
+        rule = ["begins of token ids", data.ids, marks]
+    check = partial(_checked_pieces, known.vocab, data.tokenizer)
+    return Tokenizer(
+        known.vocab,
+        known.files,
+        known.identity,
+        rule,
+        lambda threads: check,
+        known.masking,
+        marks=marks,
+    )
+
+
+def _checked_pieces(
+    vocab: int, name: str, pieces: list[np.ndarray], begins: list[bool]
+) -> tuple[list[np.ndarray], DocumentFrame]:
+    return [checked_ids(ids, vocab, name) for ids in pieces], UNMARKED
+
+
+def checked_ids(ids: np.ndarray, vocab: int, name: str) -> np.ndarray:
+    """The ids, if a vocabulary has all of them.
+
+    Args:
+      ids: token ids.
+      vocab: one more than the largest id of the tokenizer.
+      name: the tokenizer, for the message.
+
+    Raises:
+      UserError: an id is negative, or above the largest one.
+    """
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise UserError(
+            f"the corpus has the token id {wrong}, but the ids of data.tokenizer={name} are from 0 to {vocab - 1}: name "
+            "the tokenizer that made the tokens, or set data.tokenizer=none; for a raw file, data.ids is the type of "
+            "its numbers"
+        )
+    return ids
+
+
+CORPORA.add("tokens", token_corpus)

@@ -8,10 +8,10 @@ from typing import Any
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
-from train.data.corpus import VALIDATIONS, Corpus
-from train.data.decoding import json_object, readable_file
-from train.data.formats import Document, cut_pieces
 from train.data.text import CORPORA, Data
+from train.extras.decoding import json_object, readable_file
+from train.extras.text.corpora import VALIDATIONS, Corpus
+from train.extras.text.formats import Document, cut_pieces
 
 _INFO = "dataset_info.json"
 _FEATURES = "features.json"

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits, open_regular
-from train.data.bounded import BoundedChild
+from train.extras.bounded import BoundedChild
 
 _ROWS = 64  # rows that are in memory at once
 _AT_ONCE = 128 << 20  # bytes of these rows, if all of them have the longest value
@@ -27,7 +27,7 @@ def table_rows(path: Path, field: str = "") -> Iterator[tuple[str, Json]]:
         because they are not always UTF-8. All columns are read if there is no such column.
 
     Raises:
-      Exception: the file is damaged; use it within `train.data.decoding.readable_file`.
+      Exception: the file is damaged; use it within `train.extras.decoding.readable_file`.
     """
     import pyarrow as pa
 

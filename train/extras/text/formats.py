@@ -11,21 +11,18 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
-from train.data.decoding import limited_lines, open_data, read_all, readable_file
-from train.data.tables import table_rows
+from train.data import corpus
+from train.data.corpus import Document
+from train.extras.decoding import limited_lines, open_data, read_all, readable_file
+from train.extras.text.tables import table_rows
 
-# Characters of a piece: long documents are tokenised and held out in pieces of about this size.
-PIECE = 1 << 16
-# The pieces of a document: text, or token ids. No piece is empty, and all except the last have PIECE
-# characters or ids.
-Document: TypeAlias = Iterable[Any]
 Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents
 
 NAMES = ".txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and .arrow"
@@ -93,18 +90,13 @@ def read_documents(path: Path, field: str, formats: Formats = TEXT) -> Iterator[
 
 
 def cut_pieces(text: str) -> Document:
-    return [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+    return [text[i : i + corpus.PIECE] for i in range(0, len(text), corpus.PIECE)]
 
 
 def text_pieces(path: Path) -> Document:
     """The document in a text file, in pieces."""
-    with (
-        readable_file(path),
-        open_data(path) as file,
-        io.TextIOWrapper(file, "utf-8", "replace", newline="\n") as decoded,
-    ):
-        while piece := decoded.read(PIECE):
-            yield piece
+    with readable_file(path), open_data(path) as file:
+        yield from corpus.decoded_pieces(file)
 
 
 def read_text(path: Path) -> str:

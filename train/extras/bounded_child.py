@@ -1,4 +1,4 @@
-"""The process that `train.data.bounded` starts: it runs templates and tokenizers of others.
+"""The process that `train.extras.bounded` starts: it runs templates and tokenizers of others.
 
 It is a script without imports from this package, so that it starts quickly. Each line of stdin is a
 request, and each line of stdout its answer: ``{"result": ..}`` or ``{"error": ".."}``. If it has

@@ -19,7 +19,7 @@ import numpy as np
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import UntrustedError, file_limits, open_regular
 from train.common.errors import UserError
-from train.data.decoding import in_folder
+from train.extras.decoding import in_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -20,20 +20,20 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from jaxgrow.checkpoints.io.files import RECORD
 from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import write_record
-from train.data.decoding import in_folder, json_object, read_regular, readable_file
+from train.data.tokenizers import ENDS, DocumentFrame
+from train.extras.decoding import in_folder, json_object, read_regular, readable_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-END = "<|endoftext|>"
-ENDS = (END, "<|end_of_text|>", "</s>", "[SEP]")
+END = ENDS[0]
 _BEGINS = ("<|begin_of_text|>", "<s>", END, "[CLS]", *ENDS)
 _ROLES = (
     "bos_token",
@@ -147,7 +147,7 @@ def read_as_text(tokenizer: "Tokenizer", folder: Path | None) -> None:
     """Let a tokenizer encode the names of special tokens in a text as any other characters.
 
     A text from a file may contain ``<|endoftext|>``. It must not end a document. Only chat
-    templates make control tokens (`train.data.bounded.BoundedTokenizer.encode_one`).
+    templates make control tokens (`train.extras.bounded.BoundedTokenizer.encode_one`).
 
     Raises:
       UserError: one of the files is damaged.
@@ -199,16 +199,10 @@ def largest_vocab(tokenizer: "Tokenizer") -> int:
     return 1 + max((*tokenizer.get_vocab(with_added_tokens=True).values(), *before, *after))
 
 
-class DocumentFrame(NamedTuple):
-    """The tokens before and after each document of a corpus."""
-
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
-
-    def written(self, tokenizer: "Tokenizer") -> str:
-        """The frame in words: ``<s> .. </s>``; empty if it has no tokens."""
-        names = [[tokenizer.id_to_token(i) or str(i) for i in part] for part in self]
-        return " ".join((*names[0], "..", *names[1])) if any(names) else ""
+def written_frame(frame: DocumentFrame, tokenizer: "Tokenizer") -> str:
+    """A frame in words: ``<s> .. </s>``; empty if it has no tokens."""
+    names = [[tokenizer.id_to_token(i) or str(i) for i in part] for part in frame]
+    return " ".join((*names[0], "..", *names[1])) if any(names) else ""
 
 
 def document_frame(
