@@ -331,8 +331,11 @@ def test_files_added_during_a_replacement_are_kept(tmp_path, folder):
 class Calls:
     """Count the system calls of a block and interrupt one of them.
 
-    Each call counts twice: before and after it.
+    Each call counts twice: before and after it. Functions that only change the text of a path are
+    no system calls.
     """
+
+    _OF_TEXT = frozenset(("fspath", "_path_normpath", "_path_splitroot", "_path_splitroot_ex"))
 
     def __init__(self, at: int = -1, number: int = signal.SIGINT):
         self.count, self._at, self._number = 0, at, number
@@ -348,7 +351,9 @@ class Calls:
         where = (
             getattr(what, "__module__", None) or type(getattr(what, "__self__", None)).__module__
         )
-        if event in ("c_call", "c_return") and where in ("posix", "fcntl", "io", "_io"):
+        if event not in ("c_call", "c_return") or what.__name__ in self._OF_TEXT:
+            return
+        if where in ("posix", "fcntl", "io", "_io"):
             self.count += 1
             if self.count == self._at:
                 signal.raise_signal(self._number)
@@ -387,6 +392,7 @@ def rewritten(folder: Path) -> None:
 def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
     tmp_path, monkeypatch, stands, exchange
 ):
+    monkeypatch.setattr(folders, "_LATE", 0)  # no thread of Orbax writes here
     if not exchange:
         monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # without `renameat2`
     outcomes: set[tuple[str, ...]] = set()
