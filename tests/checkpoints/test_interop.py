@@ -563,6 +563,7 @@ def test_onto_a_mesh_a_model_is_read_and_grown_in_parts(folder, monkeypatch, lay
         chex.assert_trees_all_equal(checkpoints.load(folder, mesh)[1], source.shard(mesh))
 
 
+@pytest.mark.extra
 def test_loading_a_part_needs_little_more_host_memory(tmp_path):
     """Memory is measured by NumPy's allocations, for one of four devices that share the model."""
     config = replace(CONFIG, layers=8, embed=64, mlp=4096)
@@ -576,6 +577,7 @@ def test_loading_a_part_needs_little_more_host_memory(tmp_path):
     assert part.nbytes == leaf.size / 4 and peak < leaf.size / 4 + 1.1 * leaf.size / 8
 
 
+@pytest.mark.extra
 def test_reading_stays_small(tmp_path):
     """The peak memory for stacking a 50 MB model, without libraries, is a fraction of its size."""
     config = replace(CONFIG, layers=4, embed=512, heads=8, head_dim=64, mlp=2048)

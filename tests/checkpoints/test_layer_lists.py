@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import cases
 from checkpoints import change
 from published import called, content, published, refused
 
@@ -109,12 +110,17 @@ def depths(capsys, folder, out):
 @pytest.mark.parametrize(
     ("architecture", "key", "value", "more"),
     [
-        ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
         ("Gemma3ForCausalLM", "sliding_window_pattern", 4, {}),
-        ("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}),
-        ("Qwen2ForCausalLM", "max_window_layers", 5, {"use_sliding_window": True}),
-        ("Qwen3ForCausalLM", "max_window_layers", 2, {"use_sliding_window": True}),
-        ("Qwen2ForCausalLM", "max_window_layers", 8, {"use_sliding_window": False}),
+        *(
+            pytest.param(*row, marks=pytest.mark.extra)
+            for row in (
+                ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
+                ("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}),
+                ("Qwen2ForCausalLM", "max_window_layers", 5, {"use_sliding_window": True}),
+                ("Qwen3ForCausalLM", "max_window_layers", 2, {"use_sliding_window": True}),
+                ("Qwen2ForCausalLM", "max_window_layers", 8, {"use_sliding_window": False}),
+            )
+        ),
     ],
 )
 def test_a_redundant_number_is_right_or_absent_after_a_change_of_depth(
@@ -158,7 +164,10 @@ MOE = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num
 
 
 @pytest.mark.parametrize(
-    "architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
+    "architecture",
+    cases(
+        ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"], ["MixtralForCausalLM"]
+    ),
 )
 def test_every_name_of_the_number_of_experts_grows(tmp_path, architecture, capsys):
     more = {"experts_per_token": 2, "num_layers": 4}

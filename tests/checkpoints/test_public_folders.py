@@ -249,7 +249,7 @@ def test_the_index_still_leads_to_no_other_folder(tmp_path, capsys):
         ("BertForMaskedLM", "max_position_embeddings"),
     ],
 )
-@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.extra)])
 def test_one_wrong_size_is_one_cause(tmp_path, architecture, key, factor, capsys):
     folder = published(tmp_path / "a", architecture)
     right = content(folder)[key]

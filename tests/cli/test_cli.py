@@ -554,7 +554,7 @@ GEMMA = {
 }
 
 
-@pytest.mark.parametrize("times", [2, 4])
+@pytest.mark.parametrize("times", [2, pytest.param(4, marks=pytest.mark.extra)])
 def test_stored_forms_that_half_precision_rounds_are_noted(tmp_path, times, capsys):
     """Gemma stores the embedding divided by the root of the width, and norm scales minus one."""
     gemma = checkpoints.FAMILIES["GemmaForCausalLM"].from_hf(GEMMA)

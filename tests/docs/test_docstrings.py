@@ -46,6 +46,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_run(name):
     module, find, run = (

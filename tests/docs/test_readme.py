@@ -44,7 +44,12 @@ def commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "page", [name for name, text in PAGES.items() if BLOCK.search(text) or commands(text)]
+    "page",
+    [
+        pytest.param(name, marks=[pytest.mark.extra] * (name != "README.md"))
+        for name, text in PAGES.items()
+        if BLOCK.search(text) or commands(text)
+    ],
 )
 def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import optax
+import pytest
 import runs
 
 from jaxgrow.extras.models.swin import SwinConfig
@@ -20,6 +21,7 @@ from train.state.model import TrainState
 from train.state.optim import Optim
 
 
+@pytest.mark.extra
 def test_growing_narrower_mlps_is_exact_and_copies_differ():
     method = deepened(runs.LARGE, 2, 0.5, TrainStage(0.5), narrower=2)
     assert method.small == replace(runs.LARGE, layers=2, mlp=runs.LARGE.mlp // 2)

@@ -67,6 +67,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", ["wiki12", "wiki12_muon", "keep", "starts"])
 def test_result_figures_have_title_few_lines_and_labels(name):
     matplotlib = pytest.importorskip("matplotlib")

@@ -443,7 +443,7 @@ def test_leaves_that_do_not_fit_the_larger_model_are_named():
 linen = pytest.param("linen", marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=[linen, "equinox"])
+@pytest.fixture(scope="module", params=[linen, pytest.param("equinox", marks=pytest.mark.extra)])
 def journey(request, x64) -> third_party.Journey:
     return third_party.journey(
         third_party.LINEN if request.param == "linen" else third_party.equinox()

@@ -190,7 +190,7 @@ def test_copied_second_moments_are_never_negative():
     "growth",
     [
         hypercloning(tiny.WIDTHS, tiny.wider(2)),
-        staged(tiny.WIDTHS, tiny.wider(2)),
+        pytest.param(staged(tiny.WIDTHS, tiny.wider(2)), marks=pytest.mark.extra),
         pytest.param(lemon(tiny.WIDTHS, {"heads": 5, "mlp": 13}, seed=1), marks=pytest.mark.slow),
     ],
     ids=["hypercloning", "staged", "lemon, heads and mlp"],

@@ -426,6 +426,7 @@ def test_noise_needs_one_map_per_axis():
         break_symmetry({"w": np.ones(2)}, Rules(()), {"w": ("mlp.in.kernel",)})
 
 
+@pytest.mark.extra
 def test_twins_stay_equal_under_adam_unless_moments_differ():
     config, large, _ = grown("hypercloning 2")
     axes, small = tiny.axes(tiny.config()), tiny.params(tiny.config())

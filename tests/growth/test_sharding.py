@@ -192,6 +192,7 @@ def test_each_kind_of_leaf_is_compiled_once_and_never_again(mode):
     assert [compilations(partial(optimizer, g)) for g in (growth, other)] == [0, 0]
 
 
+@pytest.mark.extra
 def test_a_model_of_nnx_and_its_optimizer_compile_once():
     mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 
@@ -229,6 +230,7 @@ def within_their_memory(found):
     ]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     "which",
     [("hypercloning", "average"), pytest.param((), marks=pytest.mark.slow, id="every operator")],
@@ -275,7 +277,11 @@ def test_learned_maps_act_there_and_have_gradients(mode):
 )
 @pytest.mark.parametrize(
     "policy",
-    [*(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy")), "exact", "asymmetric"],
+    [
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("drop", "copy")),
+        pytest.param("exact", marks=pytest.mark.extra),
+        "asymmetric",
+    ],
 )
 def test_moments_stay_with_their_parameters(mode, policy):
     params, axes = host(("w", "v"))

@@ -306,6 +306,7 @@ def test_equal_gates_give_equal_bits_by_both_executions(loss_and_gradient, scali
         assert (g[GATES] != 0).any()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("scaling", ["sublayer", pytest.param("block", marks=pytest.mark.slow)])
 def test_the_losses_of_experts_do_not_train_layers_that_run_as_padding(scaling):
     """Experts add a load-balancing loss, whose gradient does not depend on the layer's output."""
@@ -351,6 +352,7 @@ def test_integers_beside_weights_have_no_gradient_in_layers_that_run_as_padding(
     assert jax.jit(jax.grad(loss))(weights, padding).tolist() == [0, 3]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("scaling", ["sublayer", pytest.param("block", marks=pytest.mark.slow)])
 def test_keep_probability_one_is_the_dense_stack_to_the_bit(loss_and_gradient, scaling):
     ones = np.ones(LAYERS, np.float32)

@@ -612,7 +612,10 @@ def test_masks_sharing_a_count_have_equal_sums_and_marginals(draw, numbers):
     assert (drawn[:, 0] != drawn[:, 1]).any()
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
+@pytest.mark.parametrize(
+    "execution",
+    ["gather", *(pytest.param(e, marks=pytest.mark.extra) for e in ("cond", "gather_independent"))],
+)
 def test_gates_are_a_function_of_seed_step_and_micro_step(execution):
     drop = replace(PLD, time="constant", execution=execution)
 
@@ -668,6 +671,7 @@ def test_program_sizes_minimise_the_padded_layers(execution):
     assert run == pytest.approx(p.sum() + best, abs=1e-5)
 
 
+@pytest.mark.extra
 def test_programs_of_stages_run_enough_layers_in_each():
     drop = LayerDrop(
         theta=0.5, time="constant", depth="uniform", execution="gather_independent", programs=3

@@ -218,7 +218,8 @@ def test_dropped_layers_move_by_momentum_or_are_frozen(indices):
 # --- keep masks on the host ---
 
 
-EXECUTIONS = [pytest.param("cond", marks=pytest.mark.slow), "gather", "gather_independent"]
+EXECUTIONS = [pytest.param("cond", marks=pytest.mark.slow), "gather"]
+EXECUTIONS += [pytest.param("gather_independent", marks=pytest.mark.extra)]
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -253,6 +254,7 @@ def test_a_run_compiles_as_many_programs_as_asked_for():
     assert np.mean(numbers) == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("execution", ["gather", "gather_independent"])
 def test_padding_layers_do_not_count_as_run_for_the_optimizer(execution):
     # The two programs run all layers in every step or fewer.
@@ -312,7 +314,7 @@ def test_a_prefix_trains_the_model_of_the_bottom_layers(execution):
         assert x[:2].any() and not x[2:].any()
 
 
-@pytest.mark.parametrize("execution", ["cond", "gather", "gather_independent"])
+@pytest.mark.parametrize("execution", EXECUTIONS)
 def test_no_layer_at_all_trains_what_is_around_them(execution):
     drop = LayerDrop(0.0, "constant", "prefix", scale="none", execution=execution, dropped="freeze")
     _, keep_mask, ran = KeepMasks(drop, LAYERS, 8, 1, 0, None)(0)
@@ -332,6 +334,7 @@ def test_no_layer_at_all_trains_what_is_around_them(execution):
     )
 
 
+@pytest.mark.extra
 def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
     """Check that Muon's weight decay and momentum do not change layers that never run.
 

@@ -168,6 +168,7 @@ def test_dropping_tokens_and_layers_together_is_refused():
 # --- training ---
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     "way", [("mesh", 1, 1), pytest.param(("pmap", 2, 4), marks=pytest.mark.slow)], ids=str
 )

@@ -537,6 +537,7 @@ def test_with_all_gates_open_dropping_changes_no_bit():
     chex.assert_trees_all_equal(run(params, KeepMask(ones > 0, ones, "sublayer")), run(params))
 
 
+@pytest.mark.extra
 def test_a_dropped_layer_is_left_out_with_its_norms():
     config = tiny_bert()
     params = tiny.params(config)

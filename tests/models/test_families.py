@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import runs
 import tiny
+from cases import cases
 from families import (
     FAMILIES,
     HEADED,
@@ -47,12 +48,7 @@ from train.step.step import StepInputs, train_step
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "GPT-2",
-        "BERT",
-        "CaiT",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("BERT, pre-LN", "Llama", "ViT")),
-    ],
+    cases(["GPT-2", "BERT", "CaiT", "BERT, pre-LN", "Llama", "ViT"], ["GPT-2", "BERT"], ["CaiT"]),
 )
 def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
     """Check by the trace that no bfloat16 scalar is created.
@@ -71,53 +67,32 @@ def test_the_scale_of_a_kept_layer_is_never_rounded_to_bfloat16(name):
     assert not re.findall(r"bf16\[4?\] = convert_element_type.*", traced)
 
 
-# Configs that differ from another family only in the head or in the sizes of their parts run most
-# operators in the slow suite.
+ALL = FAMILIES | HEADED
+# The default suite runs the families of the core. Configs that differ from another family only in
+# the head or in the sizes of their parts run most operators in the slow suite.
+CORE = ("GPT-2", "BERT", "Llama", "ViT")
 ALIKE = {*HEADED, *VARIANTS}
 EACH = ("hypercloning", "stack")
+every_family = pytest.mark.parametrize("config", cases(ALL, CORE))
 
 
-def both_ways(name, *values):
-    """Parametrize all families with the first value, and distinct families with the other values.
-
-    Families that share their parts with another one run the other values in the slow suite.
-    """
-    return pytest.mark.parametrize(
-        ("config", name),
-        [
-            pytest.param(
-                c,
-                value,
-                id=f"{value}-{of}",
-                marks=[pytest.mark.slow] * (of in ALIKE and value != values[0]),
-            )
-            for of, c in (FAMILIES | HEADED).items()
-            for value in values
-        ],
-    )
+def for_every_family(name, values, always):
+    """Parametrize the families and values; families that are alike run few values fast."""
+    rows = {f"{value}-{of}": (c, value) for of, c in ALL.items() for value in values}
+    core = [f"{value}-{of}" for of in CORE for value in values]
+    extra = [
+        f"{value}-{of}" for of in ALL for value in values if of not in ALIKE or value in always
+    ]
+    return pytest.mark.parametrize(("config", name), cases(rows, core, extra))
 
 
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        pytest.param(
-            c,
-            name,
-            id=f"{name}-{of}",
-            marks=[pytest.mark.slow] * (of in ALIKE and name not in EACH),
-        )
-        for of, c in (FAMILIES | HEADED).items()
-        for name in operators.DEPTH | operators.WIDTH
-    ],
-)
+@for_every_family("name", (*operators.DEPTH, *operators.WIDTH), EACH)
 def test_operators(config, name):
     if name in operators.DEPTH:
         target, operator = doubled(config, "layers"), operators.DEPTH[name]
     else:
-        target, operator = (
-            doubled(config, "embed", "heads", "kv_heads", "mlp"),
-            operators.WIDTH[name],
-        )
+        target = doubled(config, "embed", "heads", "kv_heads", "mlp")
+        operator = operators.WIDTH[name]
     large = assert_fits(operator(config.sizes(), target), config)
     assert {axis: large.sizes()[axis] for axis in target} == target
 
@@ -158,13 +133,13 @@ def test_parameter_shapes_and_axes_match_the_golden_file(name):
     tiny.assert_golden(name, *GOLDEN[name], title=title)
 
 
-@pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)
+@every_family
 def test_a_config_knows_its_sizes_and_its_json(config):
     assert sizes(shapes(config), config.axes()) == config.sizes()
     assert from_json(json.loads(json.dumps(config.as_json()))) == config
 
 
-@pytest.mark.parametrize("config", (FAMILIES | HEADED).values(), ids=FAMILIES | HEADED)
+@every_family
 def test_every_family_reads_what_grows(config):
     """Check that the ``.in`` mark of the norm makes a tied head read the grown features.
 
@@ -181,7 +156,7 @@ def test_every_family_reads_what_grows(config):
     assert preserves_function(growth, unread) == (unread == axes)
 
 
-@both_ways("groups", "far", "adjacent")
+@for_every_family("groups", ("far", "adjacent"), ["far"])
 def test_coalescing(config, groups):
     growth = operators.coalesce(config.sizes(), heads=groups, layers="adjacent")
     small = assert_fits(growth, config)
@@ -190,7 +165,7 @@ def test_coalescing(config, groups):
     assert assert_fits(up, small) == config
 
 
-@both_ways("tied", True, False)
+@for_every_family("tied", (True, False), [True])
 def test_learned_maps(config, tied):
     target = doubled(config, "layers", "embed", "heads", "kv_heads", "mlp")
     axes = parameters(config)[1]
@@ -286,7 +261,7 @@ def inputs(modifier: Modifier, phase: Train, held):
     return None
 
 
-# In the fast suite, the variants run only this plan, which changes the parts most.
+# In the extra suite, the variants run only this plan, which changes the parts most.
 CHANGED = ("widened, then deepened, frozen",)
 # These families use parts of other families with different sizes or in a different order, so they
 # run in the slow suite only.
@@ -306,23 +281,30 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("config", "method"),
-    [
-        pytest.param(
-            FAMILIES[name],
-            method,
-            marks=[pytest.mark.slow]
-            if name in (*BARELY, *STAGED)
-            or (name in VARIANTS and method not in CHANGED)
-            or name not in SHOWN.get(method, FAMILIES)
-            else [],
-            id=f"{method}-{name}",
-        )
-        for name in FAMILIES
-        for method in methods(FAMILIES["GPT-2"])
-    ],
-)
+PLANS = {
+    f"{method}-{name}": (FAMILIES[name], method)
+    for name in FAMILIES
+    for method in methods(FAMILIES["GPT-2"])
+}
+FAST = [
+    f"{method}-{name}"
+    for config, method in PLANS.values()
+    for name in SHOWN.get(method, FAMILIES)
+    if FAMILIES[name] is config
+    and name not in (*BARELY, *STAGED)
+    and (name not in VARIANTS or method in CHANGED)
+]
+IN_CORE = [
+    "widened, then deepened, frozen-GPT-2",
+    "V-cycle, published tables-GPT-2",
+    "dropping by sensitivity-BERT",
+    "V-cycle, dropping-Llama",
+    "learned, then dropping tokens-BERT",
+    "widened, then deepened, frozen-ViT",
+]
+
+
+@pytest.mark.parametrize(("config", "method"), cases(PLANS, IN_CORE, FAST))
 def test_plans(config, method):
     held = {}
     plan = methods(config)[method].plan(config, Optim(warmup=0), 40)
@@ -349,6 +331,7 @@ def test_plans(config, method):
     assert held["large"].config.sizes() == config.sizes()
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("name", "method"),
     [

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from cases import cases
 
 from jaxgrow.models import Config, GPT2Config, LlamaConfig, loss, modules, norms
 from jaxgrow.models.loss import vocabulary_loss
@@ -38,13 +39,7 @@ def gradient(config, params, tokens):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(c, marks=[pytest.mark.slow] * (name == "Llama"), id=name)
-        for name, c in FAMILIES.items()
-    ],
-)
+@pytest.mark.parametrize("config", cases(FAMILIES, ["GPT-2"], ["Qwen2"]))
 @pytest.mark.parametrize(
     ("remat", "scan"), [("none", False), pytest.param("products", True, marks=pytest.mark.slow)]
 )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from cases import cases
 
 from jaxgrow import dual, grow, swap
 from jaxgrow.axes import leaves
@@ -277,6 +278,7 @@ def test_keeping_all_layers_is_bitwise_the_dense_model():
         assert not g[1].any() and g[2].any(), path
 
 
+@pytest.mark.extra
 def test_tokens_that_skip_layers_do_not_shift_other_positions():
     c = config()
     params, tokens = tiny.params(c), tiny.tokens(2, 7)
@@ -370,6 +372,7 @@ def test_what_does_not(growth):
     assert change(growth) > VISIBLE
 
 
+@pytest.mark.extra
 def test_where_all_queries_share_one_key():
     wide = {"heads": 8, "embed": 24, "mlp": 40}
     up = decoalesce({**ONE_KEY, **wide}, heads="far")
@@ -442,17 +445,16 @@ DUAL = {
     "decoalesce, far": True,
     "decoalesce, the same keys": True,
 }
-# These operators use maps that other operators also use.
-AGAIN = (
-    "hypercloning, the same keys",
-    "fpi",
-    "staged",
-    "decoalesce, far",
-)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in AGAIN)) for n in DUAL]
+    "name",
+    cases(
+        DUAL.keys(),
+        ["hypercloning"],
+        # The maps of the others are also those of another operator.
+        ["hypercloning, keys alone", "zero_pad", "decoalesce, the same keys"],
+    ),
 )
 def test_gradients_grow_by_the_dual_if_keys_keep_their_queries(name):
     c, g = config(), KEPT[name]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from cases import cases
 from hypothesis import strategies
 from packing import LENGTHS, SIZES, TOLERANCE, assert_law, documents, packed
 
@@ -49,17 +50,14 @@ FAMILIES: dict[str, Config] = {
     "roberta": BERTConfig(**SIZES | {"context": 14}, types=1, first_position=2),
     "pre-bert": BERTConfig(**SIZES, norm="pre"),
 }
-QUICK = ("gpt2", "gemma", "bert")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FAMILIES]
-)
+@pytest.mark.parametrize("name", cases(FAMILIES.keys(), ["gpt2"], ["gemma", "bert"]))
 def test_a_packed_row_is_the_sum_of_its_documents(name):
     assert_law(FAMILIES[name])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("name", cases(["gpt2", "llama", "bert"], ["gpt2"]))
 def test_without_segments_the_row_is_another(name):
     """A control: the law is not true of any attention."""
     config = FAMILIES[name]
@@ -105,18 +103,13 @@ EXECUTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in ("conditional", "scaled")))
-        for n in EXECUTIONS
-    ],
-)
+@pytest.mark.parametrize("name", cases(EXECUTIONS.keys(), ["scaled"], ["conditional"]))
 def test_every_execution_obeys_the_law(name):
     config, options = EXECUTIONS[name]
     assert_law(config, **options)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_with_dropped_tokens_each_document_drops_its_own(name):
     config = FAMILIES[name]

@@ -201,7 +201,11 @@ def test_decoalescing_equal_groups_is_exact_and_invertible(distillation):
     assert tiny.distance(grow(swap(up), grow(up, params, axes), axes), params) < EXACT
 
 
-@pytest.mark.parametrize("own", [{"distillation": "head"}, DINO], ids=["DeiT", "DINOv2"])
+@pytest.mark.parametrize(
+    "own",
+    [{"distillation": "head"}, pytest.param(DINO, marks=pytest.mark.extra)],
+    ids=["DeiT", "DINOv2"],
+)
 def test_what_keeps_the_function(own):
     """Check the function-preserving growths.
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import cases
 from jax.sharding import AxisType
 
 from jaxgrow import sharding
@@ -145,16 +146,7 @@ def drawn(config):
     return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(config.init, jax.random.key(0)))
 
 
-QUICK = ("BERT", "Llama")  # a tied head with a bias, and an untied head without
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(c, marks=[pytest.mark.slow] * (name not in QUICK), id=name)
-        for name, c in FAMILIES.items()
-    ],
-)
+@pytest.mark.parametrize("config", cases(FAMILIES, ["BERT"], ["Llama"]))
 def test_every_family_with_a_vocabulary(config, monkeypatch):
     # 8 of 20 positions of 3 samples per piece give two full pieces and a remainder.
     monkeypatch.setattr("jaxgrow.models.loss.SCORED", 24)
@@ -174,14 +166,8 @@ def test_every_family_with_a_vocabulary(config, monkeypatch):
     assert_same(found, expected, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "config",
-    # The test above checks how each family gets its output head.
-    [
-        pytest.param(c, marks=[pytest.mark.slow] * (name != "GPT-2"), id=name)
-        for name, c in FAMILIES.items()
-    ],
-)
+# The test above checks how each family gets its output head.
+@pytest.mark.parametrize("config", cases(FAMILIES, ["GPT-2"], []))
 def test_each_place_has_its_own_loss(config):
     params = drawn(config)
     tokens, targets = (np.random.default_rng(i).integers(0, 37, (3, 20)) for i in range(2))

@@ -112,7 +112,9 @@ def transcribed(coefficients, params):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied maps", "untied maps"])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "per layer"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(True, marks=pytest.mark.extra), False], ids=["shared", "per layer"]
+)
 def test_growing_is_equation_8(shared, tied):
     coefficients, params = random(LiGO(shared=shared, tied=tied)), tiny.params(SMALL)
     new = grown(coefficients, params)
@@ -233,9 +235,9 @@ def test_growth_at_the_start_does_not_keep_the_function(width):
 @pytest.mark.parametrize(
     ("depth", "width"),
     [
-        ("stack", "normalised"),
+        pytest.param("stack", "normalised", marks=pytest.mark.extra),
         ("interleave", "selection"),
-        ("normalised", "gaussian"),
+        pytest.param("normalised", "gaussian", marks=pytest.mark.extra),
         ("stack", "zero"),
     ],
 )
@@ -359,6 +361,7 @@ def test_targets_that_cannot_be_are_refused():
     assert SMALL.resized(learned_growth(start(), tiny.axes(SMALL), OLD)) == LARGE
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     "target", [{"heads": 8, "kv_heads": 4}, {"heads": 8}, {"kv_heads": 4}], ids=str
 )

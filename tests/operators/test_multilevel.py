@@ -183,6 +183,7 @@ def test_interpolation_ends_at_either_model_to_the_bit(dtype):
     chex.assert_trees_all_equal(interpolate(m, u, 1.0), u)
 
 
+@pytest.mark.extra
 def test_low_precision_is_rounded_once():
     m, u = (tiny.params(tiny.config(**SMALL), seed, "bfloat16") for seed in (1, 2))
     wide = jax.tree.map(lambda a, b: 0.7 * a.astype("float32") + 0.3 * b.astype("float32"), m, u)
