@@ -18,6 +18,8 @@ METHODS = {
     ),
     "loop": ("nothing", "no"),
     "unloop": ("layers (the number of passes of a loop)", "yes, for a model with a loop"),
+    "untie": ("nothing", "yes, bitwise"),
+    "tie": ("nothing", "no"),
     "zero_pad": ("embed, heads, kv-heads, mlp", "heads and mlp: yes; embed: no"),
     "fpi": (
         "embed, heads, kv-heads, mlp",

@@ -28,6 +28,7 @@ from jaxgrow.operators import ligo as ligo
 from jaxgrow.operators import loops as _loops
 from jaxgrow.operators import multilevel as _multilevel
 from jaxgrow.operators import pruning as _pruning
+from jaxgrow.operators import tying as _tying
 from jaxgrow.operators import width as _width
 from jaxgrow.operators.depth import *  # noqa: F403
 from jaxgrow.operators.experts import *  # noqa: F403
@@ -36,6 +37,7 @@ from jaxgrow.operators.multilevel import *  # noqa: F403
 from jaxgrow.operators.pruning import *  # noqa: F403
 from jaxgrow.operators.registry import DEPTH, EXPERTS, FORMS, OPERATORS, WIDTH, Operator, operator
 from jaxgrow.operators.targets import Sizes
+from jaxgrow.operators.tying import *  # noqa: F403
 from jaxgrow.operators.width import *  # noqa: F403
 from jaxgrow.operators.width import fpi
 
@@ -57,4 +59,5 @@ __all__ += _experts.__all__
 __all__ += _loops.__all__
 __all__ += _multilevel.__all__
 __all__ += _pruning.__all__
+__all__ += _tying.__all__
 __all__ += _width.__all__

@@ -92,7 +92,7 @@ EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(
         (
             *("loop requires the layers", "is not a loop: give", "{why}, but loop is {self.loop}"),
-            "loop adds no weights",
+            *("loop adds no weights", "{name} changes no size, but the target has"),
         ),
         "tests/extras/test_interop_forms.py",
     ),

@@ -1,11 +1,20 @@
-"""Loops of Hugging Face models: the written model equals the model of `transformers` that runs layers again."""
+"""Loops and heads of Hugging Face models equal `transformers` models that were changed in PyTorch."""
 
 import json
 
 import numpy as np
 import pytest
 import tiny
-from transformers_models import answered, assert_alike, given, made, run, theirs, transformers
+from transformers_models import (
+    answered,
+    assert_alike,
+    given,
+    made,
+    run,
+    theirs,
+    torch,
+    transformers,
+)
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import Loaded, Output, write
@@ -78,5 +87,48 @@ def test_wrong_loops_are_refused_in_one_line(tmp_path, capsys):
             assert program.main([*words, *more]) == status
         except SystemExit as exit:
             assert exit.code == status
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1, error
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"],
+)
+def test_untie_and_tie(tmp_path, architecture, capsys):
+    source = made(tmp_path / "tied", architecture, more={"tie_word_embeddings": True})
+    before = theirs(source)
+    run("grow", source, tmp_path / "apart", "--method", "untie")
+    assert "the function is preserved" in capsys.readouterr().out
+    np.testing.assert_array_equal(theirs(tmp_path / "apart"), before)
+    assert_alike(tmp_path / "apart")
+    model = getattr(transformers, architecture).from_pretrained(tmp_path / "apart")
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    assert not model.config.tie_word_embeddings and head.weight is not embedding.weight
+    with torch.no_grad():
+        head.weight.mul_(1.5)
+        model.save_pretrained(tmp_path / "trained")
+        mean = (head.weight + embedding.weight) / 2
+    capsys.readouterr()
+    run("grow", tmp_path / "trained", tmp_path / "again", "--method", "tie")
+    said = capsys.readouterr().out
+    assert "token_embedding changed by 25.0% of its norm" in said and "is changed" in said
+    assert "head_kernel changed by 16.7% of its norm" in said
+    assert_alike(tmp_path / "again")
+    tied = getattr(transformers, architecture).from_pretrained(tmp_path / "again")
+    assert tied.get_output_embeddings().weight is tied.get_input_embeddings().weight
+    torch.testing.assert_close(tied.get_input_embeddings().weight, mean, rtol=0, atol=1e-6)
+
+
+def test_untie_is_refused_in_one_line(tmp_path, capsys):
+    source = made(tmp_path / "a", "LlamaForCausalLM", more={"tie_word_embeddings": False})
+    capsys.readouterr()
+    words = ["grow", str(source), str(tmp_path / "b"), "--method"]
+    for more, status, says in (
+        (["untie"], 1, "untie needs a model that predicts tokens, with a head that is tied"),
+        (["tie", "--layers", "4"], 1, "tie changes no size, but the target has layers"),
+        (["tie", "--seed", "1"], 2, "tie changes only the head"),
+    ):
+        assert program.main([*words, *more]) == status
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1, error

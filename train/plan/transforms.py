@@ -20,6 +20,7 @@ from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
 from jaxgrow.models.upcycling import add_router_noise, redraw_units
 from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
+from jaxgrow.operators.tying import RETIED
 from jaxgrow.typed import Json, did_you_mean
 from train.plan.phase import Context, Models, Phase
 from train.state.model import TrainState, fresh_head, initial, plain
@@ -358,10 +359,15 @@ class Grow(Transform, reads=("source",), writes="target"):
                 kinds = set(operator.axes) - {LAYERS} or {LAYERS}
                 target = {axis: new for axis, new in target.items() if axis_kind(axis) in kinds}
             growths.append(operator(config.sizes(), target, seed=self.seed, **config.traits))
-            config = config.resized(growths[-1])
+            config = _retied(config.resized(growths[-1]), name)
         if left := differing(config, self.large):
             raise ValueError(
                 f"{' and '.join(self.by)} do not reach the sizes {left}: add an operator for these axes"
+            )
+        if config.tied != self.large.tied:
+            raise ValueError(
+                f"the model after {' and '.join(self.by) or 'no operator'} has tied={config.tied}, but the grown model "
+                f"has tied={self.large.tied}: use the operator untie for False, and tie for True"
             )
         loops = "loop" in self.by
         if (config.loop != self.large.loop) != loops or (loops and self.large.loop is None):
@@ -386,12 +392,17 @@ class Grow(Transform, reads=("source",), writes="target"):
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         model = models[self.source]
-        axes = self.small.axes()
         config = self.small
         params = model.params
         opt = model.opt if self.moments != "drop" else None
-        for growth in self.growths:
-            if opt is not None and growth:
+        for name, growth in zip(self.by, self.growths, strict=True):
+            if name in RETIED:
+                params, opt = RETIED[name]((params, opt))
+                config = _retied(config, name)
+            if not growth:
+                continue
+            axes = config.axes()
+            if opt is not None:
                 opt = grow_optimizer(tx, opt, growth, params, axes, self.moments)
             config = config.resized(growth)
             if self.fresh:
@@ -405,11 +416,18 @@ class Grow(Transform, reads=("source",), writes="target"):
                 params = break_symmetry(params, growth, axes, self.seed, self.noise)
         before, after = (c.sizes().get("experts", 1) for c in (self.small, self.large))
         if after > before:
+            axes = config.axes()
             params = add_router_noise(
                 params, axes, self.seed, group=max(1, self.small.mlp // self.large.mlp)
             )
             params = redraw_units(params, axes, self.redrawn, self.seed) if self.redrawn else params
         return TrainState(params, opt, self.config)
+
+
+def _retied(config: Config, operator: str) -> Config:
+    """Return the config of the model whose head an operator has tied or untied."""
+    change: Json = {"tied": operator == "tie"}
+    return replace(config, **change) if operator in RETIED else config
 
 
 def _grow_state(

@@ -1,50 +1,19 @@
 """How are two fine-tuned models interpolated whose configs or vocabularies differ?"""
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from jaxgrow.axes.names import axis_of
 from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, Source
+from jaxgrow.checkpoints.changed import Reconfigured
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
-from jaxgrow.checkpoints.source import Checkpoint, Leaf, initial_layout
+from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.v_cycle_commands import MERGES
 from jaxgrow.extras.commands.tokenizer_files import tokens_of
-
-
-class _Reconfigured(Source):
-    """A model with another config, in which some leaves are computed from others.
-
-    Args:
-      source: the model.
-      computed: functions that return leaves, by path.
-      **settings: the settings of the config that change.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        computed: Mapping[str, Callable[[], np.ndarray]],
-        **settings: object,
-    ):
-        self._source = source
-        self._computed = computed
-        self.config = replace(source.config, **settings)
-        like = source.leaves.get("token_embedding")
-        self.leaves = {}
-        for path, (names, shape) in initial_layout(self.config).items():
-            leaf = source.leaves.get(path, like)
-            assert leaf is not None
-            self.leaves[path] = Leaf(names, shape, leaf.dtype)
-
-    def read(self, path: str, layer: int | None = None) -> np.ndarray:
-        return self._computed[path]() if path in self._computed else self._source.read(path, layer)
-
-    def origin(self, path: str, layer: int | None) -> None:
-        return None
 
 
 class MergedModels(Interpolated):
@@ -105,7 +74,7 @@ class MergedModels(Interpolated):
         if tied[0] == tied[1] or model.config.predicts != "tokens":
             return
         head = {"head_kernel": lambda: model.read("token_embedding").T}
-        self._models[i] = _Reconfigured(model, head, tied=False)
+        self._models[i] = Reconfigured(model, head, tied=False)
         self.notes.append(
             f"the head of {self._checkpoints[i].folder} is tied, and the other one is not: the "
             "result has an untied head"
@@ -154,7 +123,7 @@ class MergedModels(Interpolated):
             gone = listed([spelt(token) for token in lost], most=5)
             self.notes.append(f"these tokens of {folders[small]} are not in the result: {gone}")
         leaves = _matched_leaves(self._models[large], self._models[small], rows)
-        self._models[small] = _Reconfigured(self._models[small], leaves, vocab=max(sizes))
+        self._models[small] = Reconfigured(self._models[small], leaves, vocab=max(sizes))
         return True
 
     def _take_config(self, matched: bool) -> None:
@@ -183,7 +152,7 @@ class MergedModels(Interpolated):
             raise self._differ(differ, way_out)
         chosen = configs[self._take == "B"]
         settings = {f.name: getattr(chosen, f.name) for f in fields(chosen)} | context
-        self._models = [_Reconfigured(model, {}, **settings) for model in self._models]
+        self._models = [Reconfigured(model, {}, **settings) for model in self._models]
         if not matched:
             self._first = int(self._take == "B")
 

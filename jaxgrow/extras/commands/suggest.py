@@ -221,7 +221,13 @@ def model_properties(source: Source) -> str:
             source.config.as_mixture()
         except ValueError as error:
             about = f"none; {error}"
-    return f"Norms: {norms}\nExperts: {about}"
+    loop = "each layer runs once"
+    if source.config.loops:
+        loop += "; `jaxgrow grow --method loop --loop I-JxN` repeats the layers I to J"
+    head = "none, or separate from the embedding"
+    if source.config.ties:
+        head = "tied; `jaxgrow grow --method untie` separates it and preserves the function"
+    return f"Norms: {norms}\nLoops: {loop}\nHead: {head}\nExperts: {about}"
 
 
 def suggestions_as_text(
