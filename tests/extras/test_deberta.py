@@ -11,20 +11,16 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow import grow, operators, sizes
+from jaxgrow import sizes
 from jaxgrow.checkpoints import FAMILIES
-from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.extras.models.deberta import DeBERTaConfig, distance_rows
-from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
-VISIBLE = 1e-2
 OLD = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
-WIDE = {"heads": 6, "embed": 12, "mlp": 18}
 UNSHARED = {"shared": False, "relative_norm": False, "buckets": False, "distances": 6}
 
 
@@ -138,57 +134,6 @@ def test_hidden_tokens_change_nothing_at_visible_ones():
     np.testing.assert_array_equal(one, two)
     shorter = tiny.forward(c)(tiny.params(c), {"tokens": inputs()["tokens"][1:, :4]})
     np.testing.assert_allclose(one[1:, :4], shorter, rtol=0, atol=TOLERANCE)
-
-
-GROWTHS = {
-    "hypercloning": operators.hypercloning(OLD, WIDE),
-    "staged": operators.staged(OLD, WIDE),
-    "decoalesce": operators.decoalesce({**OLD, **WIDE}, heads="far"),
-    "lemon": operators.lemon(OLD, WIDE, seed=3),
-    "lemon, uneven": operators.lemon(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=3),
-    "fpi, heads and mlp": operators.fpi(OLD, {"heads": 5, "mlp": 13}, seed=1),
-    "fpi": operators.fpi(OLD, {"embed": 8}, seed=1),
-    "stack": operators.stack(OLD, {"layers": 4}),
-    "llama_pro": operators.llama_pro(OLD, {"layers": 4}),
-}
-KEEPS = ("hypercloning", "staged", "decoalesce", "lemon", "fpi, heads and mlp")
-SLOW = ("staged", "fpi", "stack", "decoalesce")
-
-
-@pytest.mark.parametrize(
-    "by", [pytest.param(by, marks=[pytest.mark.slow] * (by in SLOW)) for by in GROWTHS]
-)
-@pytest.mark.parametrize("fields", [{}, pytest.param(UNSHARED, marks=pytest.mark.slow)], ids=str)
-def test_which_growth_preserves_the_function(by, fields):
-    c, growth = config(**fields), GROWTHS[by]
-    params = tiny.params(c)
-    before = tiny.forward(c)(params, inputs())
-    after = tiny.forward(c.resized(growth))(grow(growth, params, tiny.axes(c)), inputs())
-    found = np.abs(after - before).max() / np.std(before)
-    assert found < TOLERANCE if by in KEEPS else found > VISIBLE
-    assert keeps_function(growth, c, by.split(",")[0]) == (by in KEEPS)
-
-
-@pytest.mark.slow  # `test_drop_execution` and `test_decoders` show it for other families.
-def test_both_executions_of_layer_dropping_agree():
-    c = config(dtype="float32", layers=3)
-    params, gates = tiny.params(c, dtype="float32"), np.array([True, False, True])
-
-    def loss(params, kept):
-        given = inputs(positions=np.array([[0, 3], [2, 6]], np.int32))
-        return c.module.apply(
-            {"params": params}, given, targets=given["tokens"][:, :2], keep_mask=KeepMask(kept)
-        )[0]
-
-    gradient = tiny.optimized_jit(jax.grad(loss))
-    with jax.enable_x64(False):
-        by_conditional = gradient(params, gates)
-        by_indices = gradient(params, np.flatnonzero(gates).astype(np.int32))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), by_conditional, by_indices
-    )
-    assert np.abs(by_conditional["relative_embedding"]).max() > 1e-4
-    assert not np.asarray(by_conditional["blocks"]["mlp"]["up"]["kernel"])[1].any()
 
 
 def test_kept_tokens_keep_their_distances():

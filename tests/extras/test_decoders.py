@@ -6,7 +6,6 @@ above 1e-2.
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import jax
 import numpy as np
@@ -16,13 +15,12 @@ import tiny
 
 from jaxgrow import grow
 from jaxgrow.checkpoints import FAMILIES
-from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.growth.maps import swap
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import LlamaConfig, from_json
 from jaxgrow.models.llama import repeated_kinds, rotary_angles
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.operators import coalesce, fpi, hypercloning, lemon, llama_pro, stack, staged, zero_pad
+from jaxgrow.operators import coalesce, hypercloning, lemon, llama_pro, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -35,109 +33,13 @@ KIN = {
         **dict(embed_scale=2.5, score_dim=9.0, score_cap=2.0, logit_cap=3.0),
     ),
     "OLMo 2": dict(norms="after", query_norm="all"),
-    "Pythia": dict(
-        layer_norm=True,
-        parallel=True,
-        gated=False,
-        bias=True,
-        qkv_bias=True,
-        rotary=0.5,
-        activation="gelu",
-    ),
     "Granite": dict(embed_scale=2.5, score_dim=9.0, residual_scale=0.6, logit_divisor=3.0),
-    "gpt-oss": dict(
-        sinks=True, clamp=0.5, experts=3, qkv_bias=True, out_bias=True, kinds="sf", window=3
-    ),
-    "Qwen2-MoE": dict(experts=3, shared=5, qkv_bias=True, gates_normed=False),
 }
 
 
 def config(name: str, **other) -> LlamaConfig:
-    return LlamaConfig(
-        **{
-            "vocab": 11,
-            "context": 7,
-            "head_dim": 4,
-            "dtype": "float64",
-            **OLD,
-            **KIN[name],
-            **other,
-        }
-    )
-
-
-TWICE, RAGGED = (
-    {"embed": 12, "heads": 8, "kv_heads": 4, "mlp": 18},
-    {"embed": 8, "heads": 6, "kv_heads": 3, "mlp": 13},
-)
-NARROW = {axis: RAGGED[axis] for axis in ("heads", "kv_heads", "mlp")}
-
-
-def made(c: LlamaConfig):
-    norm, post = c.traits["norm"], c.traits["post_norm"]
-    return {
-        "hypercloning": hypercloning(OLD, TWICE),
-        "staged": staged(OLD, TWICE),
-        "lemon": lemon(OLD, RAGGED, seed=2, norm=norm),
-        "fpi, heads and mlp": fpi(OLD, NARROW, seed=1),
-        "zero_pad, heads and mlp": zero_pad(OLD, NARROW),
-        "fpi, embed": fpi(OLD, {"embed": 9}, seed=1),
-        "llama_pro": llama_pro(OLD, {"layers": 3}, post_norm=post),
-        "stack": stack(OLD, {"layers": 4}),
-    }
-
-
-# A norm over all heads also sees unequal copies and zeros, so these growths change it.
-HEADS = ("lemon", "fpi, heads and mlp", "zero_pad, heads and mlp")
-NEVER = ("fpi, embed", "stack")
-FAST = {
-    "Gemma 2": ("lemon", "llama_pro"),
-    "OLMo 2": ("hypercloning", "lemon"),
-    "Pythia": ("lemon", "stack"),
-    "Qwen3": (),
-    "Granite": (),
-    "gpt-oss": ("lemon",),
-    "Qwen2-MoE": ("lemon",),
-}
-
-
-def changed(name: str, growth) -> float:
-    small = config(name)
-    params = tiny.params(small)
-    before = tiny.forward(small)(params, tiny.tokens())
-    after = tiny.forward(small.resized(growth))(
-        grow(growth, params, tiny.axes(small)), tiny.tokens()
-    )
-    return float(np.abs(after - before).max() / np.std(before))
-
-
-@pytest.mark.parametrize(
-    ("name", "by"),
-    [
-        pytest.param(name, by, marks=[] if by in FAST[name] else pytest.mark.slow)
-        for name in KIN
-        for by in made(config("Qwen3"))
-    ],
-)
-def test_what_keeps_the_function_is_what_we_say(name, by):
-    c = config(name)
-    growth = made(c)[by]
-    kept = by not in NEVER and not (name == "OLMo 2" and by in HEADS)
-    found = changed(name, growth)
-    assert found < EXACT if kept else found > VISIBLE
-    if by == "llama_pro":
-        assert found == 0
-    assert keeps_function(growth, c, by.split(",")[0]) == kept
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_even_copies_with_plain_norms_are_exact_if_untied(tied, monkeypatch):
-    monkeypatch.setitem(KIN, "OLMo", dict(layer_norm=True, norm_scale=False, tied=tied))
-    c = config("OLMo")
-    for by, method in (("hypercloning", hypercloning), ("staged", staged)):
-        growth = method(OLD, TWICE)
-        assert keeps_function(growth, c, by) == (not tied)
-        assert changed("OLMo", growth) > VISIBLE if tied else changed("OLMo", growth) < EXACT
+    own = {"vocab": 11, "context": 7, "head_dim": 4, "dtype": "float64"}
+    return LlamaConfig(**own | OLD | KIN[name] | other)
 
 
 def test_lemon_needs_scales_of_norms_for_an_uneven_width():
@@ -182,14 +84,8 @@ def test_long_positions_are_those_of_the_length_of_a_sequence():
 
     The scores grow by the square of ``rope_scale``.
     """
-    own = dict(
-        rope_by="longrope",
-        rope_short=(1.0, 2.0),
-        rope_long=(3.0, 5.0),
-        rope_context=5,
-        rope_scale=1.5,
-    )
-    c = config("Qwen3", query_norm="none", **own)
+    own = dict(rope_by="longrope", rope_short=(1.0, 2.0), rope_long=(3.0, 5.0))
+    c = config("Qwen3", query_norm="none", rope_context=5, rope_scale=1.5, **own)
     assert from_json(json.loads(json.dumps(c.as_json()))) == c
     plain = 10000.0 ** -(np.arange(0, 4, 2) / 4)
     for length, factors in ((5, (1.0, 2.0)), (6, (3.0, 5.0))):
@@ -204,30 +100,22 @@ def test_long_positions_are_those_of_the_length_of_a_sequence():
     np.testing.assert_allclose(
         tiny.forward(replace(c, rope_context=6))(params, tokens)[:, :5], short, rtol=0, atol=EXACT
     )
-    with pytest.raises(
-        ValueError,
-        match=r"rope_long must have a number above 0 for each of the 2 pairs .* but is \(3.0,\)",
-    ):
+    message = r"rope_long must have a number above 0 for each of the 2 pairs .* but is \(3.0,\)"
+    with pytest.raises(ValueError, match=message):
         replace(c, rope_long=(3.0,))
 
 
 def test_a_phi3_that_is_scaled_otherwise_is_refused():
-    said = {
-        "hidden_size": 16,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 8,
-    }
+    said = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1}
+    said["max_position_embeddings"] = 8
     family = FAMILIES["Phi3ForCausalLM"]
     with pytest.raises(ValueError, match='rope_type is "linear", but Phi-3 supports only longrope'):
         family.inferred(said | {"rope_scaling": {"type": "linear", "factor": 2.0}})
     with pytest.raises(KeyError, match="long_factor"):
         family.inferred(said | {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0]}})
     one = {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
-    with pytest.raises(
-        ValueError,
-        match="original_max_position_embeddings is 1, but rope_type longrope needs 2 or more",
-    ):
+    message = "original_max_position_embeddings is 1, but rope_type longrope needs 2 or more"
+    with pytest.raises(ValueError, match=message):
         family.inferred(said | {"rope_scaling": one, "original_max_position_embeddings": 1})
 
 
@@ -243,10 +131,8 @@ def test_kinds_go_with_their_layers():
     assert c.resized(llama_pro(sizes, {"layers": 9})).layer_kinds == "sssfsssff"
     assert c.resized(hypercloning(sizes, {"mlp": 18})).kinds == "ssf"
     assert c.resized(coalesce(sizes, layers="far")).layer_kinds == "ssf"
-    with pytest.raises(
-        ValueError,
-        match=r"new layer 1 would consist in equal parts of the layers 2 \(f\), 3 \(s\), which are of different",
-    ):
+    message = r"new layer 1 would consist in equal parts of the layers 2 \(f\), 3 \(s\), which are of different"
+    with pytest.raises(ValueError, match=message):
         c.resized(coalesce(sizes, layers="adjacent"))
     back = c.resized(coalesce(sizes, layers="far")).resized(swap(coalesce(sizes, layers="far")))
     assert back == c
@@ -298,15 +184,8 @@ def test_skipped_tokens_keep_their_distances_in_windows():
         assert np.flatnonzero(np.abs(run(other) - before)[0].max(-1)).tolist() == seen
 
 
-@pytest.mark.parametrize("cap", [0.0, pytest.param(2.0, marks=pytest.mark.slow)])
-def test_mixed_kinds_are_dropped_equally_by_both_executions(cap):
-    """Check that both executions are bitwise identical.
-
-    With capped scores from JAX 0.12 on, they are equal up to rounding, because XLA fuses products
-    and sums differently inside a conditional.
-    """
-    atol = 1e-6 if cap and jax.__version_info__ >= (0, 12) else 0
-    c = config("Gemma 2", layers=5, dtype="float32", score_cap=cap)
+def test_mixed_kinds_are_dropped_equally_by_both_executions():
+    c = config("Gemma 2", layers=5, dtype="float32", score_cap=0.0)
     params = tiny.params(c, dtype="float32")
     tokens, gates = tiny.tokens(), np.array([True, False, True, True, False])
 
@@ -321,11 +200,9 @@ def test_mixed_kinds_are_dropped_equally_by_both_executions(cap):
 
     # A float32 model runs without 64-bit mode.
     with jax.enable_x64(False):
-        by_conditional, by_indices = (
-            gradients(params, gates),
-            gradients(params, np.flatnonzero(gates).astype(np.int32)),
-        )
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=atol), by_conditional, by_indices)
+        by_conditional = gradients(params, gates)
+        by_indices = gradients(params, np.flatnonzero(gates).astype(np.int32))
+    jax.tree.map(np.testing.assert_array_equal, by_conditional, by_indices)
     assert all(
         not np.asarray(g)[[1, 4]].any() and g[2:4].any()
         for g in jax.tree.leaves(by_conditional["blocks"])
