@@ -78,13 +78,6 @@ def test_a_mixture_of_a_config_with_a_number_of_experts_is_loaded(tmp_path, key,
     np.testing.assert_allclose(logits(tmp_path / "b"), before, rtol=0, atol=1e-4)
 
 
-def test_the_dtype_that_is_written_is_loaded(tmp_path, capsys):
-    folder = published(tmp_path / "a", "LlamaForCausalLM", "bfloat16", torch_dtype="float32")
-    called(capsys, "convert", folder, tmp_path / "b", "--dtype", "bfloat16")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
-    assert model.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
 def test_experts_as_the_modules_of_transformers_have_them(tmp_path, architecture, capsys):
     folder = published(tmp_path / "a", architecture)
@@ -121,15 +114,6 @@ def test_a_body_opens_in_transformers(tmp_path, architecture, prefix, capsys):
     with torch.no_grad():
         both = [m(torch.tensor(TOKENS)).last_hidden_state.numpy() for m in (first, states)]
     np.testing.assert_allclose(*both, rtol=0, atol=1e-4)
-
-
-def test_a_merge_of_a_tied_and_an_untied_head_is_loaded(tmp_path, capsys):
-    folders = [
-        published(tmp_path / name, "LlamaForCausalLM", seed=i, tie_word_embeddings=bool(i))
-        for i, name in enumerate("ab")
-    ]
-    called(capsys, "interpolate", *folders, tmp_path / "m", "--alpha", 1)
-    np.testing.assert_allclose(logits(tmp_path / "m"), logits(folders[1]), rtol=0, atol=1e-4)
 
 
 # --- adapters ---

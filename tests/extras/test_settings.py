@@ -22,56 +22,21 @@ pytestmark = pytest.mark.interop
 from transformers_models import SETTINGS, answered, given, made, ours  # noqa: E402
 
 # Keys that `transformers` reads, or once read, although the config class does not define them.
-UNDEFINED = (
-    *(
-        "is_causal",
-        "is_decoder",
-        "add_cross_attention",
-        "position_embedding_type",
-        "use_bidirectional_attention",
-    ),
-    *(
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "partial_rotary_factor",
-        "original_max_position_embeddings",
-    ),
-    *(
-        "rotary_pct",
-        "rotary_emb_base",
-        "rope_local_base_freq",
-        "sliding_window",
-        "sliding_window_pattern",
-    ),
-    *(
-        "layer_types",
-        "use_sliding_window",
-        "max_window_layers",
-        "no_rope_layers",
-        "head_dim",
-        "num_key_value_heads",
-    ),
-    *(
-        "attention_bias",
-        "mlp_bias",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "query_pre_attn_scalar",
-    ),
-    *("hidden_act", "hidden_activation", "rms_norm_eps", "layer_norm_eps", "tie_word_embeddings"),
-)
+UNDEFINED = """
+is_causal is_decoder add_cross_attention position_embedding_type use_bidirectional_attention
+rope_parameters rope_scaling rope_theta partial_rotary_factor original_max_position_embeddings
+rotary_pct rotary_emb_base rope_local_base_freq sliding_window sliding_window_pattern
+layer_types use_sliding_window max_window_layers no_rope_layers head_dim num_key_value_heads
+attention_bias mlp_bias attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar
+hidden_act hidden_activation rms_norm_eps layer_norm_eps tie_word_embeddings
+""".split()  # noqa: SIM905
 # Keys of the saved class, and of the outputs that `transformers` returns besides the logits.
-UNCHANGED = {
-    "architectures",
-    "model_type",
-    "dtype",
-    "transformers_version",
-    "return_dict",
-    "output_hidden_states",
-}
+UNCHANGED = {"architectures", "model_type", "dtype", "transformers_version"}
+UNCHANGED |= {"return_dict", "output_hidden_states"}
 _ROPE = {"rope_theta": 77.0, "factor": 2.0}
 _BEFORE = {**_ROPE, "original_max_position_embeddings": 4}
+_BETAS = {"beta_fast": 2, "beta_slow": 0.5, "truncate": False}
+_LONG, _LINEAR = [2.0, 3.0, 4.0], {"rope_type": "linear", **_ROPE}
 _ROPES = (
     {"rope_type": "default", "rope_theta": 77.0},
     {"rope_type": "default", "rope_theta": 77.0, "partial_rotary_factor": 0.5},
@@ -79,32 +44,16 @@ _ROPES = (
     {"rope_type": "linear", **_BEFORE, "attention_factor": 2.0},
     {"rope_type": "dynamic", **_ROPE},
     {"rope_type": "yarn", **_BEFORE},
-    {
-        "rope_type": "yarn",
-        **_BEFORE,
-        "attention_factor": 0.7,
-        "beta_fast": 2,
-        "beta_slow": 0.5,
-        "truncate": False,
-    },
+    {"rope_type": "yarn", **_BEFORE, "attention_factor": 0.7, **_BETAS},
     {"rope_type": "yarn", **_BEFORE, "mscale": 2.0, "mscale_all_dim": 0.5},
     {"rope_type": "llama3", **_BEFORE, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     {"rope_type": "llama3", **_ROPE, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    {
-        "rope_type": "longrope",
-        "short_factor": [1.0, 1.5, 2.0],
-        "long_factor": [2.0, 3.0, 4.0],
-        **_BEFORE,
-    },
-    {
-        "full_attention": {"rope_type": "linear", **_ROPE},
-        "sliding_attention": {"rope_type": "default"},
-    },
-    {
-        "full_attention": {"rope_type": "default"},
-        "sliding_attention": {"rope_type": "linear", **_ROPE},
-    },
+    {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": _LONG, **_BEFORE},
+    {"full_attention": _LINEAR, "sliding_attention": {"rope_type": "default"}},
+    {"full_attention": {"rope_type": "default"}, "sliding_attention": _LINEAR},
 )
+_GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python")
+_ACTIVATIONS = ("relu", *_GELUS, "silu", "quick_gelu", None)
 _TYPES = ("full_attention", "sliding_attention")
 _PARTS = (0.25, 0.5, 1.0, None)
 _VALUES: dict[str, tuple[Any, ...]] = {
@@ -118,24 +67,11 @@ _VALUES: dict[str, tuple[Any, ...]] = {
     "classifier_pooling": ("cls", "mean"),
     **dict.fromkeys(("rope_theta", "rotary_emb_base", "rope_local_base_freq"), (77.0, 10, None)),
     **dict.fromkeys(("global_rope_theta", "local_rope_theta"), (77.0, 10)),
-    **dict.fromkeys(
-        ("sliding_window", "local_attention", "sliding_window_pattern"), (1, 2, 3, 100, None)
-    ),
+    **dict.fromkeys(("sliding_window", "local_attention"), (1, 2, 3, 100, None)),
+    "sliding_window_pattern": (1, 2, 3, 100, None),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.5, 2, 0.0, None)),
-    **dict.fromkeys(
-        ("hidden_act", "hidden_activation", "activation_function", "classifier_activation"),
-        (
-            "relu",
-            "gelu",
-            "gelu_new",
-            "gelu_fast",
-            "gelu_pytorch_tanh",
-            "gelu_python",
-            "silu",
-            "quick_gelu",
-            None,
-        ),
-    ),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), _ACTIVATIONS),
+    **dict.fromkeys(("activation_function", "classifier_activation"), _ACTIVATIONS),
 }
 
 

@@ -21,7 +21,14 @@ torch, transformers = (
 )
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("ignore")]
 
-WIDE = ("--embed", "32", "--heads", "4", "--kv-heads", "2", "--mlp", "64")
+SIZES = dict(
+    vocab_size=11,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
 STEPS, MORE = 60, 20
 
 
@@ -39,17 +46,14 @@ class Tokens(torch.utils.data.Dataset):
 
 def llama():
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=11,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=16,
-        tie_word_embeddings=False,
-    )
-    return transformers.LlamaForCausalLM(config)
+    own = dict(max_position_embeddings=16, tie_word_embeddings=False)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **own))
+
+
+def widened(source: Path, target: Path) -> list[str]:
+    """Return a command that doubles every width."""
+    wide = "--method hypercloning --embed 32 --heads 4 --kv-heads 2 --mlp 64"
+    return f"grow {source} {target} {wide}".split()
 
 
 def trainer(model, folder: Path, steps: int):
@@ -111,21 +115,7 @@ def test_a_run_of_the_trainer_continues_after_growth(run, tmp_path):
     The control loses its second moments.
     """
     before, straight, _ = resumed(run, tmp_path / "straight")
-    assert (
-        main(
-            [
-                "grow",
-                str(run),
-                str(tmp_path / "wide"),
-                "--method",
-                "hypercloning",
-                *WIDE,
-                "--optimizer",
-                "exact",
-            ]
-        )
-        == 0
-    )
+    assert main([*widened(run, tmp_path / "wide"), "--optimizer", "exact"]) == 0
     after, later, steps = resumed(tmp_path / "wide", tmp_path / "on")
     print(
         f"before {before:.4f}, after growth {after:.4f}, 20 steps later {later:.4f} (not grown {straight:.4f})"
@@ -162,7 +152,7 @@ def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
         n: torch.tensor(g)
         for n, g in gradients(transformers.LlamaForCausalLM.from_pretrained(run)).items()
     }
-    assert main(["grow", str(run), str(tmp_path / "wide"), "--method", "hypercloning", *WIDE]) == 0
+    assert main(widened(run, tmp_path / "wide")) == 0
     large = gradients(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "wide"))
     state = torch_optimizer.OptimizerState(
         {"exp_avg": small, "exp_avg_sq": {n: g**2 for n, g in small.items()}}, {}
@@ -182,22 +172,8 @@ def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
 
 
 def test_new_layers_begin_without_state(run, tmp_path):
-    assert (
-        main(
-            [
-                "grow",
-                str(run),
-                str(tmp_path / "deep"),
-                "--method",
-                "llama_pro",
-                "--layers",
-                "4",
-                "--optimizer",
-                "asymmetric",
-            ]
-        )
-        == 0
-    )
+    deep = f"grow {run} {tmp_path}/deep --method llama_pro --layers 4 --optimizer asymmetric"
+    assert main(deep.split()) == 0
     content = torch.load(tmp_path / "deep" / "optimizer.pt", weights_only=True)
     names = [
         n for group in torch_optimizer.parameter_groups(opened(tmp_path / "deep"), 2) for n in group
@@ -209,8 +185,7 @@ def test_new_layers_begin_without_state(run, tmp_path):
 
 
 def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
-    wide = ["grow", str(run), str(tmp_path / "wide"), "--method", "hypercloning", *WIDE]
-    assert main([*wide, "--optimizer", "asymmetric"]) == 1
+    assert main([*widened(run, tmp_path / "wide"), "--optimizer", "asymmetric"]) == 1
     assert (
         "PyTorch counts steps per tensor" in capsys.readouterr().err
         and not (tmp_path / "wide").exists()
@@ -225,22 +200,14 @@ def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
 
 
 def test_states_of_experts_that_transformers_fuses_are_refused(tmp_path, capsys):
-    config = transformers.MixtralConfig(
-        vocab_size=11,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=4,
-    )
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=4)
     model = transformers.MixtralForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters())
     model(input_ids=torch.arange(11)[None], labels=torch.arange(11)[None]).loss.backward()
     optimizer.step()
     model.save_pretrained(tmp_path / "a")
     torch.save(optimizer.state_dict(), tmp_path / "a" / "optimizer.pt")
-    grow = ["grow", str(tmp_path / "a"), str(tmp_path / "b"), "--method", "hypercloning", *WIDE]
+    grow = widened(tmp_path / "a", tmp_path / "b")
     assert main([*grow, "--optimizer", "exact"]) == 1
     told = capsys.readouterr().err
     assert "one array for all experts of a layer" in told and "experts.gate_up_proj" in told
@@ -261,17 +228,7 @@ def test_a_distributed_folder_is_the_same_state(run, tmp_path):
     entries["optimizer.param_groups.lr"] = torch.tensor(1e-2)
     dcp.save(entries, storage_writer=dcp.FileSystemWriter(tmp_path / "optimizer_0"), no_dist=True)
     for name, more in (("one", []), ("two", ["--optimizer-state", str(tmp_path / "optimizer_0")])):
-        wide = [
-            "grow",
-            str(run),
-            str(tmp_path / name),
-            "--method",
-            "hypercloning",
-            *WIDE,
-            "--optimizer",
-            "exact",
-        ]
-        assert main([*wide, *more]) == 0
+        assert main([*widened(run, tmp_path / name), "--optimizer", "exact", *more]) == 0
     one, _ = torch_optimizer.read_optimizer(
         tmp_path / "one" / "optimizer.pt", opened(tmp_path / "one")
     )

@@ -19,11 +19,9 @@ LENGTHS = np.array([7, 4, 1])  # of classified texts; the remainder is padding
 CASES = [(a, i) for a, models in SETTINGS.items() for i in range(len(models))]
 ONE_PER_TYPE = {FAMILIES[a].model_type: a for a in reversed(SETTINGS)}.values()
 cases = pytest.mark.parametrize(("architecture", "which"), CASES)
-# By default, a conversion is tested with one architecture of each model type. The others differ from
-# it in their heads.
+# All settings of one architecture of each model type. The others differ from it in their heads.
 cases_by_type = pytest.mark.parametrize(
-    ("architecture", "which"),
-    [pytest.param(a, i, marks=[] if a in ONE_PER_TYPE else pytest.mark.slow) for a, i in CASES],
+    ("architecture", "which"), [(a, i) for a, i in CASES if a in ONE_PER_TYPE]
 )
 
 
@@ -120,7 +118,8 @@ def assert_kept(after: np.ndarray, before: np.ndarray) -> None:
 
 
 def run(*words: object) -> None:
-    assert program.main([str(w) for w in words]) == 0
+    """Run a command, given as one line, as words, or as both."""
+    assert program.main(" ".join(map(str, words)).split()) == 0
 
 
 def to(config, layers: int) -> str:
