@@ -15,7 +15,7 @@ import pytest
 import tiny
 from counting import products
 
-from jaxgrow import flops, grow, grow_optimizer, sizes, swap
+from jaxgrow import flops, grow, grow_optimizer, sizes
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.extras.models.cait import CaiTConfig
@@ -75,9 +75,7 @@ def silent(adapter):
 # --- definition ---
 
 
-@pytest.mark.parametrize(
-    "family", ["gpt2", "llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("vit", "cait"))]
-)
+@pytest.mark.parametrize("family", ["gpt2", "llama", "vit", "cait"])
 def test_they_add_something(family):
     config, params = model(family)
     alone, own = adapters.detach_adapters(params)
@@ -207,13 +205,6 @@ def test_adapted_post_ln_models_are_exact_with_even_copies_only():
     assert change(config, params, llama_pro(config.sizes(), {"layers": 3}))[0] > 1e-2
 
 
-def test_the_way_back_is_the_inverse():
-    config, params = model("gpt2", RELU)
-    growth = hypercloning(config.sizes(), WIDER)
-    large = grow(growth, params, config.axes())
-    assert tiny.distance(grow(swap(growth), large, config.axes()), params) < 1e-12
-
-
 def test_a_new_layer_s_adapter_adds_nothing_and_can_learn():
     config, params = model("gpt2")
     growth = llama_pro(config.sizes(), {"layers": 3})
@@ -281,10 +272,10 @@ def test_learned_maps_are_of_the_model_with_its_adapters():
 
     large = jax.eval_shape(lambda: grow(maps(config), params, config.axes()))
     assert large["blocks"]["mlp_adapter"]["up"]["kernel"].shape == (2, 3, 12)
-    with pytest.raises(
-        ValueError,
-        match=r"attention_adapter/down/kernel: embed grows from 8 to 12 in the model, but the growth",
-    ):
+    message = (
+        r"attention_adapter/down/kernel: embed grows from 8 to 12 in the model, but the growth"
+    )
+    with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: adapters.adapter_growth(maps(apart(config)), config))
 
 
@@ -339,7 +330,6 @@ def test_adapter_settings_are_stored_in_the_config_only():
     deep = grow(
         stack(sizes(alone, apart(config).axes()), {"layers": 4}), alone, apart(config).axes()
     )
-    with pytest.raises(
-        ValueError, match=r"number of layers, not 2 and 4. Grow the adapters with their model"
-    ):
+    message = r"number of layers, not 2 and 4. Grow the adapters with their model"
+    with pytest.raises(ValueError, match=message):
         adapters.attach_adapters(deep, own)

@@ -150,18 +150,16 @@ def test_a_run_that_follows_the_advice_succeeds(tmp_path, case):
 
 
 def test_a_batch_that_accumulate_does_not_divide():
-    with pytest.raises(
-        ValueError, match="batch to a multiple of 3, or accumulate to a divisor of 8"
-    ):
+    message = "batch to a multiple of 3, or accumulate to a divisor of 8"
+    with pytest.raises(ValueError, match=message):
         runs.experiment(Path("/tmp"), accumulate=3)
 
 
 def test_after_a_divergence_without_a_checkpoint_none_is_named(tmp_path):
     experiment = runs.experiment(tmp_path, log_every=1)
     optim = replace(experiment.optim, peak_lr=1e38)
-    with pytest.raises(
-        UserError, match=r"no checkpoint was saved before it; lower optim.peak_lr"
-    ) as e:
+    message = r"no checkpoint was saved before it; lower optim.peak_lr"
+    with pytest.raises(UserError, match=message) as e:
         pretrain.run_experiment(replace(experiment, optim=optim), tmp_path / "run")
     assert str(Workdir(tmp_path / "run").checkpoints) not in str(e.value)
     assert pretrain.run_experiment(experiment, tmp_path / "new")["steps"] == 8

@@ -40,7 +40,8 @@ from train.state.optim import Optim
 
 HALF, HALVES, ONE, VCYCLE = RECIPES
 WSD = Optim(schedule="wsd", decay=0.1)
-MODEL = GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96)
+SIZES = dict(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96)
+MODEL = GPT2Config(**SIZES)
 
 
 def experiment(tmp_path, **changes):
@@ -133,10 +134,8 @@ def test_how_far_one_curve_is_behind_another():
         assert steps_behind(scratch, grown, small) == pytest.approx(behind, rel=0.1)
         assert steps_behind(scratch, grown * own, small) == pytest.approx(behind, rel=0.1, abs=0.02)
     assert steps_behind(scratch, scratch * 0.99, small) < 0  # The second curve is ahead.
-    with pytest.raises(
-        UserError,
-        match=r"does not fall, .*3\.\d+ after step 200, 3\.\d+ at the end; check whether the learning rate",
-    ):
+    message = r"does not fall, .*3\.\d+ after step 200, 3\.\d+ at the end; check whether the learning rate"
+    with pytest.raises(UserError, match=message):
         steps_behind(3 * step**0.01, scratch, small)
 
 
@@ -173,11 +172,7 @@ def test_without_a_pilot_advice_is_the_regression(tmp_path):
         {"steps": 360},
         {"model": GPT2Config(vocab=50257, context=1024), "steps": 300_000},  # 124 M parameters
         {"optim": replace(MUON, name="sgd", weight_decay=0.0)},
-        {
-            "model": BERTConfig(
-                vocab=256, context=64, types=1, layers=12, embed=24, heads=3, head_dim=8, mlp=96
-            )
-        },
+        {"model": BERTConfig(**SIZES, types=1)},
     ],
 )
 def test_no_advice_far_from_comparable_measurements(tmp_path, changes):
@@ -303,17 +298,8 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     monkeypatch.setattr(advise, "WORTH", 0.0)
     script = runs.script(tmp_path, e)
     out = tmp_path / "new" / "mine.py"
-    advised(
-        monkeypatch,
-        script,
-        "--measure",
-        "--workdir",
-        tmp_path / "pilot",
-        "--write",
-        out,
-        "--set",
-        "eval_batches=1",
-    )
+    options = f"--measure --workdir {tmp_path}/pilot --write {out} --set eval_batches=1"
+    advised(monkeypatch, script, *options.split())
     said = capsys.readouterr()
     made = load_experiment(out)
     assert made.eval_batches == 1 and made.name == "tiny_grown" and isinstance(made.method, Growing)
@@ -341,41 +327,27 @@ def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):
     assert load_experiment(out) == other
 
 
-def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys):
-    script = runs.script(tmp_path, runs.experiment(tmp_path, name="cycle", method=runs.VCYCLE))
-    with pytest.raises(SystemExit):
-        advised(monkeypatch, script)
-    assert (
-        "cycle is not a training from scratch (its method is VCycle); give its baseline"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_baseline_with_modifiers_is_refused(tmp_path, monkeypatch, capsys):
-    method = Scratch((DropLayers(LayerDrop(theta=0.5)),))
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        (runs.VCYCLE, "not a training from scratch (its method is VCycle); give its baseline"),
+        (Scratch((DropLayers(LayerDrop(theta=0.5)),)), "DropLayers, which the recipes would leave"),
+    ],
+    ids=["V-cycle", "modifiers"],
+)
+def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys, method, says):
     script = runs.script(tmp_path, runs.experiment(tmp_path, method=method))
     with pytest.raises(SystemExit):
         advised(monkeypatch, script)
-    assert (
-        "tiny trains with DropLayers, which the recipes would leave out" in capsys.readouterr().err
-    )
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         *(
-            (
-                ("--budget", budget),
-                f"--budget must be between the FLOPs of one step, .*, but is {told}$",
-            )
-            for budget, told in [
-                ("1", "1"),
-                ("0", "0"),
-                ("nan", "nan"),
-                ("inf", "inf"),
-                ("1e30", r"1e\+30"),
-            ]
+            (("--budget", budget), f"must be between the FLOPs of one step, .*, but is {told}$")
+            for budget, told in [(x, x) for x in ("1", "0", "nan", "inf")] + [("1e30", r"1e\+30")]
         ),
         (("--write", "adv.txt"), "--write takes the name of a config file, FILE.py, not adv.txt"),
     ],

@@ -129,18 +129,8 @@ def test_kernels_with_segments_make_no_mask_of_a_row(as_on_a_tpu):
 @pytest.mark.parametrize(
     ("by", "on", "given", "says"),
     [
-        (
-            "cudnn",
-            "cpu",
-            {},
-            "attention=cudnn does not support this model: the kernel runs on GPUs, but the program is for cpu",
-        ),
-        (
-            "cudnn",
-            "gpu",
-            {"dtype": "float32"},
-            "activations are float32, not bfloat16; set attention=auto",
-        ),
+        ("cudnn", "cpu", {}, "attention=cudnn does .*: the kernel runs on GPUs, .* is for cpu"),
+        ("cudnn", "gpu", {"dtype": "float32"}, "are float32, not bfloat16; set attention=auto"),
         ("cudnn", "gpu", {"head_dim": 12}, "head_dim is 12, not a multiple of 8"),
         ("cudnn", "gpu", {"head_dim": 256}, "head_dim is 256, greater than 128"),
         # A ViT of 14 x 14 patches and a class token.
@@ -219,8 +209,8 @@ def test_the_parameters_of_a_model_do_not_depend_on_its_kernel(by):
 
 
 def test_a_cait_refuses_kernels():
-    with pytest.raises(
-        ValueError,
-        match="a CaiT mixes its attention heads, which no kernel supports: set attention=auto, not splash",
-    ):
+    message = (
+        "a CaiT mixes its attention heads, which no kernel supports: set attention=auto, not splash"
+    )
+    with pytest.raises(ValueError, match=message):
         CaiTConfig(attention="splash")

@@ -6,9 +6,7 @@ import pytest
 
 from train.analysis.runs import Run
 from train.extras import comparison_scores
-from train.extras.comparison_scores import task_scores, tuned_scores
-from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.task import Labelled
+from train.extras.comparison_scores import task_scores
 
 
 def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
@@ -37,26 +35,3 @@ def test_finished_runs_are_judged_by_tasks_of_the_harness(small_run, tmp_path):
     right = task_scores([[run]], ["piqa"], tmp_path)["piqa, acc"][0][0]
     labels.write_text("1\n")  # The labels are a separate file beside the questions.
     assert task_scores([[run]], ["piqa"], tmp_path) == {"piqa, acc": [[1 - right]]}
-
-
-@pytest.mark.slow  # `test_finetune` covers the command that this function calls.
-def test_finished_runs_are_fine_tuned(small_run, tmp_path):
-    for name in ("train", "dev"):
-        (tmp_path / f"in_domain_{name}.tsv").write_text(
-            "".join(f"x\t{i % 2}\t\t{'ab'[i % 2] * 4}\n" for i in range(32))
-        )
-    run = Run("small", 0, small_run)
-    tuning = FineTuning(
-        "toy",
-        Labelled("cola", str(tmp_path), length=8),
-        epochs=1,
-        batch=8,
-        learning_rates=(1e-3, 1e-2),
-    )
-    tuned = tuned_scores([[run]], tuning, tmp_path / "runs")
-    each = [
-        json.loads(f.read_text())["dev"]["matthews"]
-        for f in (tmp_path / "runs").glob("*/scores.json")
-    ]
-    assert tuned == {"toy, matthews": [[max(each)]]}
-    assert len(each) == 2

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import runs
 import tensorflow_datasets as tfds
+from prepared import prepare
 
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
 from jaxgrow.untrusted import using_limits
@@ -187,11 +188,6 @@ def test_texts_of_all_lengths_share_a_few_programs(gpt, monkeypatch):
 # --- tasks ---
 
 
-def lines(path, records):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
 def test_perplexities_of_a_text(gpt, tmp_path):
     (tmp_path / "wiki.test.raw").write_text(TEXT)
     (tmp_path / "mine.txt").write_text("other text")
@@ -218,17 +214,14 @@ def test_a_byte_order_mark_is_not_part_of_a_text(gpt, tmp_path):
 
 @pytest.mark.parametrize("stride", [0, 17])
 def test_a_stride_lies_within_the_context(gpt, tmp_path, stride):
-    with pytest.raises(
-        UserError, match=f"--stride is {stride}, not between 1 and the context of 16 tokens"
-    ):
+    message = f"--stride is {stride}, not between 1 and the context of 16 tokens"
+    with pytest.raises(UserError, match=message):
         text_perplexity(gpt, [tmp_path / "any"], stride)
 
 
 def test_texts_that_are_missing_or_empty_are_named(gpt, tmp_path):
-    with pytest.raises(
-        UserError,
-        match=r"ptb needs ptb.test.txt or ptb.valid.txt, perhaps compressed, in .*nothing is down",
-    ):
+    message = r"ptb needs ptb.test.txt or ptb.valid.txt, perhaps compressed, in .*nothing is down"
+    with pytest.raises(UserError, match=message):
         files_of("ptb", tmp_path)
     (tmp_path / "ptb.test.txt").write_text("")
     with pytest.raises(UserError, match="there is no text in"):
@@ -255,43 +248,18 @@ TEXTS = tfds.features.Text
 CHOICES = {"text": TEXTS(), "label": tfds.features.ClassLabel(names=["A", "B"])}
 # dataset -> (folder, name, split, features, a record in the format of tensorflow-datasets), then
 # the record in the format of the Hugging Face hub
+SIDES = {name: TEXTS() for name in ("goal", "sol1", "sol2")} | {"label": np.int64}
+ASKED = {"question": TEXTS(), "choices": tfds.features.Sequence(CHOICES)}
+ASKED |= {"answerKey": CHOICES["label"]}
+NUMBERED = {"choices": {"text": ["so", "because"], "label": ["0", "1"]}, "answerKey": "1"}
+ONE = ({"passage": "one two three"}, {"text": "one two three"})
+PAIRED = {name: TEXTS() for name in (*PAIR, "UID")}
 SETS = {
-    "EleutherAI/lambada_openai": (
-        *("", "lambada", "test", {"passage": TEXTS()}, {"passage": "one two three"}),
-        {"text": "one two three"},
-    ),
-    "nyu-mll/blimp": (
-        *(
-            "agreement",
-            "blimp",
-            "train",
-            {name: TEXTS() for name in (*PAIR, "UID")},
-            PAIR | {"UID": "agreement"},
-        ),
-        PAIR,
-    ),
-    "baber/piqa": (
-        *(
-            "",
-            "piqa",
-            "validation",
-            {name: TEXTS() for name in ("goal", "sol1", "sol2")} | {"label": np.int64},
-            PIQA,
-        ),
-        PIQA,
-    ),
-    "allenai/ai2_arc": (
-        *("ARC-Easy", "ai2_arc", "test"),
-        {
-            "question": TEXTS(),
-            "choices": tfds.features.Sequence(CHOICES),
-            "answerKey": CHOICES["label"],
-        },
-        OF_THE_HUB,
-        OF_THE_HUB
-        # in the same order
-        | {"choices": {"text": ["so", "because"], "label": ["0", "1"]}, "answerKey": "1"},
-    ),
+    "EleutherAI/lambada_openai": ("", "lambada", "test", {"passage": TEXTS()}, *ONE),
+    "nyu-mll/blimp": ("agreement", "blimp", "train", PAIRED, PAIR | {"UID": "agreement"}, PAIR),
+    "baber/piqa": ("", "piqa", "validation", SIDES, PIQA, PIQA),
+    # the choices are in the same order
+    "allenai/ai2_arc": ("ARC-Easy", "ai2_arc", "test", ASKED, OF_THE_HUB, OF_THE_HUB | NUMBERED),
 }
 
 
@@ -299,23 +267,7 @@ SETS = {
 def test_tfds_sets_have_the_columns_of_the_hub(dataset, tmp_path):
     folder, name, split, features, record, expected = SETS[dataset]
 
-    class Written(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version("1.0.0")
-        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=folder)] if folder else []
-
-        def _info(self):
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features)
-            )
-
-        def _split_generators(self, dl_manager):
-            return {split: enumerate([record] * 3)}
-
-        def _generate_examples(self):
-            raise NotImplementedError
-
-    Written.name = name
-    Written(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    prepare(tmp_path, name, features, {split: [record] * 3}, folder)
     published = PUBLISHED[dataset]
     [file] = [
         f for pattern in published.splits[split] for f in tmp_path.glob(pattern.format(name=folder))
@@ -347,16 +299,7 @@ def test_an_article_begins_with_its_title(tmp_path):
 def test_a_finished_run_is_judged_by_its_own_tokenizer(small_run, tmp_path, monkeypatch, capsys):
     (tmp_path / "ptb.test.txt").write_text(TEXT)
     out = tmp_path / "new" / "found.json"
-    arguments = [
-        "evaluate",
-        str(small_run),
-        "--tasks",
-        "ptb",
-        "--data",
-        str(tmp_path),
-        "--json",
-        str(out),
-    ]
+    arguments = f"evaluate {small_run} --tasks ptb --data {tmp_path} --json {out}".split()
     monkeypatch.setattr(sys, "argv", arguments)
     command.main()
     said, found = capsys.readouterr().out, json.loads(out.read_text())["tasks"]["ptb"]
@@ -372,9 +315,8 @@ def test_a_finished_run_is_judged_by_its_own_tokenizer(small_run, tmp_path, monk
 def test_tasks_of_the_harness_need_it(small_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     _manager.cache_clear()
-    with pytest.raises(
-        UserError, match=r"need lm-eval, which is not installed: run pip install -e '.\[eval\]'"
-    ):
+    message = r"need lm-eval, which is not installed: run pip install -e '.\[eval\]'"
+    with pytest.raises(UserError, match=message):
         evaluate_tasks(small_run, ["piqa"], tmp_path)
 
 

@@ -26,8 +26,6 @@ from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
 from train.common.errors import UserError
 from train.extras import model_card
-from train.extras.aot.compilation import AotRun
-from train.extras.aot.machines import describe_machine
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.images.images import Images
 from train.extras.labelled import glue
@@ -50,7 +48,6 @@ def home(tmp_path_factory):
     for name in ("gpt2", "bert"):
         checkpoint(home / name, FAMILIES[name])
     cola(home / "cola")
-    cola(home / "shuffled", shuffled=True)
     return home
 
 
@@ -69,11 +66,6 @@ def test_a_task_is_learned_and_judged_by_its_own_metric(learned):
     assert list(scores) == ["dev"]
     assert list(scores["dev"]) == ["matthews"]
     assert scores["dev"]["matthews"] > 0.9
-
-
-def test_labels_that_say_nothing_teach_nothing(home):
-    found = tune_model(tuning(home / "shuffled", name="shuffled"), home / "gpt2", home / "runs")
-    assert abs(found[1e-2][0]["dev"]["matthews"]) < 0.25
 
 
 @pytest.mark.slow  # `test_a_bert_finds_spans` covers a BERT, and GPT-2 covers a decoder.
@@ -193,17 +185,6 @@ def test_sensitivities_have_validation_examples_of_their_own(home):
     assert tuning(home / "cola").of(home / "gpt2", 1e-2, 0).eval_batches == 8
 
 
-@pytest.mark.slow  # The fast suite covers this with a LoRA in `test_adapting`.
-def test_a_run_that_was_stopped_goes_on(home, tmp_path):
-    experiment = replace(
-        tuning(home / "cola").of(home / "gpt2", 1e-2, 0), steps=6, checkpoint_every=2, eval_every=6
-    )
-    run_experiment(experiment, tmp_path / "whole")
-    runs.killed(experiment, tmp_path / "killed", at=4)
-    run_experiment(experiment, tmp_path / "killed")
-    runs.assert_same_end(tmp_path / "killed", tmp_path / "whole")
-
-
 def test_scores_are_kept_with_the_run(learned, home):
     folder, scores = learned
     assert Workdir(folder).scores == scores
@@ -212,16 +193,6 @@ def test_scores_are_kept_with_the_run(learned, home):
     # This call does not use the sequence length of the run.
     found = evaluate_tasks(folder, ["cola"], home)["cola"]
     assert found == {"matthews, dev": scores["dev"]["matthews"]}
-
-
-@pytest.mark.slow  # `test_preflight` covers the AOT compilation of training.
-def test_it_is_rehearsed_without_its_machine(home):
-    experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
-    programs = AotRun(experiment, describe_machine("cpu:1")).run()
-    [step] = [p for p in programs if p.what == "step"]
-    assert (step.steps, step.tokens) == (experiment.steps, 16 * 14)
-    [evaluation] = {p.tokens for p in programs if p.what == "evaluation"}
-    assert evaluation == 16 * 14
 
 
 # --- the command ---
@@ -234,26 +205,8 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
         "def toy() -> FineTuning:\n"
         f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16)\n"
     )
-    arguments = [
-        "finetune",
-        f"{config}:toy",
-        "--model",
-        str(home / "gpt2"),
-        "--lr",
-        "1e-2",
-        "--seeds",
-        "0,1",
-    ]
-    arguments += [
-        "--workdir",
-        str(tmp_path),
-        "--set",
-        "epochs=1",
-        "--set",
-        "optim.weight_decay=0",
-        "--set",
-        "optim.b2=0.99",
-    ]
+    arguments = f"finetune {config}:toy --model {home}/gpt2 --lr 1e-2 --seeds 0,1".split()
+    arguments += f"--workdir {tmp_path} --set epochs=1 --set optim.weight_decay=0 --set optim.b2=0.99".split()
     monkeypatch.setattr(sys, "argv", arguments)
     command.main()
     said, found = capsys.readouterr().out, json.loads((tmp_path / "toy-gpt2.json").read_text())
@@ -270,14 +223,7 @@ def test_a_learning_rate_that_diverges_does_not_end_the_others(home, tmp_path, m
         "def toy() -> FineTuning:\n"
         f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16, epochs=1)\n"
     )
-    arguments = [
-        "finetune",
-        f"{config}:toy",
-        "--model",
-        str(home / "gpt2"),
-        "--workdir",
-        str(tmp_path),
-    ]
+    arguments = f"finetune {config}:toy --model {home}/gpt2 --workdir {tmp_path}".split()
     monkeypatch.setattr(sys, "argv", [*arguments, "--lr", "1e30,1e-2"])
     command.main()
     said = capsys.readouterr()

@@ -17,54 +17,32 @@ from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import experiment_json
 from train.config.overrides import all_settings, with_overrides, wrong_types
 
-NUMBERS = (
-    "-1",
-    "0",
-    "1",
-    "-0.5",
-    "1.5",
-    "1e3",
-    "1e308",
-    "1e999",
-    "-inf",
-    "nan",
-    "1000000000000",
-    "10**9",
-    "2**64",
-    "0x10",
-    "1j",
-)
+NUMBERS = "-1 0 1 -0.5 1.5 1e3 1e308 1e999 -inf nan 1000000000000 10**9 2**64 0x10 1j"
 TEXTS = (
     "",
-    "a",
-    "'a'",
-    "é",
-    "\0",
-    "\udcff",
-    "a=b",
-    "None",
-    "True",
-    "true",
-    "...",
-    "b'x'",
     "lambda: 1",
-    "__import__('os')",
+    *[
+        "a",
+        "'a'",
+        "é",
+        "\x00",
+        "�",
+        "a=b",
+        "None",
+        "True",
+        "true",
+        "...",
+        "b'x'",
+        "__import__('os')",
+    ],
 )
 NESTED = (
-    "[]",
-    "()",
-    "(1,)",
-    "1,2",
-    "{}",
-    "{[]}",
-    "{1:2}",
-    "{1,[]}",
-    "[",
     "(" * 2000,
     "-" * 3000 + "1",
     "9" * 5000,
+    *["[]", "()", "(1,)", "1,2", "{}", "{[]}", "{1:2}", "{1,[]}", "["],
 )
-VALUES = (*NUMBERS, *TEXTS, *NESTED)
+VALUES = (*NUMBERS.split(), *TEXTS, *NESTED)
 
 
 def experiments(folder):
@@ -125,16 +103,7 @@ COMMANDS = {
     "advise": ([CONFIG], ["--set", "--budget", "--write"]),
     "generate": (
         [ABSENT, "--prompt", "a"],
-        [
-            "--prompt",
-            "--max-new",
-            "--temperature",
-            "--top-k",
-            "--min-p",
-            "--repetition-penalty",
-            "--samples",
-            "--tokenizer",
-        ],
+        "--prompt --max-new --temperature --top-k --min-p --repetition-penalty --samples --tokenizer".split(),  # noqa: SIM905
     ),
     "evaluate": (
         [ABSENT, "--tasks", "wikitext2"],

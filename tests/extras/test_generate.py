@@ -14,7 +14,7 @@ import runs
 from jaxgrow.checkpoints import FAMILIES, load, save
 from jaxgrow.checkpoints.orbax import export_model
 from jaxgrow.extras.models.generation import generate
-from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
+from jaxgrow.models import GPT2Config, ViTConfig
 from jaxgrow.untrusted import escape_text
 from train import generate as command
 from train.common.errors import UserError, exits_cleanly
@@ -79,20 +79,7 @@ def test_the_kernel_of_the_training_is_not_needed(gpt, tmp_path, run):
 
 
 def test_samples_differ_and_the_same_seed_repeats_them(gpt, run):
-    draw = (
-        gpt,
-        "--prompt",
-        "ab",
-        "--max-new",
-        8,
-        "--samples",
-        2,
-        "--json",
-        "--temperature",
-        3,
-        "--top-p",
-        0.95,
-    )
+    draw = f"{gpt} --prompt ab --max-new 8 --samples 2 --json --temperature 3 --top-p 0.95".split()
     one, again, other = run(*draw), run(*draw), run(*draw, "--seed", 1)
     assert one == again != other
     first, second = map(json.loads, one.splitlines())
@@ -120,28 +107,12 @@ def test_a_finished_run_is_a_model(small_run, run):
     [
         (["--prompt", ""], "prompt 0 is empty: give at least one token"),
         (["--prompt", "a" * 48], "context of 48: shorten it, or remove its beginning with --cut"),
-        (["--prompt", "a", "--temperature", "0"], "temperature is 0.0, but must be above 0"),
-        (
-            ["--prompt", "a", "--temperature", "1", "--top-p", "2"],
-            "top_p is 2.0, but must be above 0 and at most 1",
-        ),
         (["--prompt", "a", "--max-new", "0"], "max_new is 0, less than 1"),
-        (
-            ["--prompt", "a", "--min-p", ".1"],
-            "min_p is 0.1, but without a temperature the likeliest token is taken",
-        ),
-        (
-            ["--prompt", "a", "--repetition-penalty", "-1"],
-            "repetition_penalty is -1.0, but must be above 0",
-        ),
-        (
-            ["--prompt", "a", "b", "--stream"],
-            "--stream prints one text while it is generated: give one --prompt",
-        ),
+        (["--prompt", "a", "b", "--stream"], "--stream prints one text .*: give one --prompt"),
         (["--prompt", "a", "--samples", "0"], "--samples is 0, but must be at least 1"),
         (
             ["--prompt", "a", "--samples", "2"],
-            "--samples 2 without --temperature gives the same text each time",
+            "without --temperature gives the same text each time",
         ),
     ],
 )
@@ -151,17 +122,13 @@ def test_what_is_wrong_is_one_line_and_code_2(gpt, monkeypatch, capsys, given, s
         exits_cleanly(command.main)
     assert stop.value.code == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and says in lines[0]
+    assert len(lines) == 1 and re.search(says, lines[0])
 
 
 def test_models_of_something_else_are_refused(tmp_path, run):
-    with pytest.raises(UserError, match="a BERT does not continue text: use a GPT-2 or a Llama"):
-        run(written(tmp_path / "bert", BERTConfig(**SIZES)), "--prompt", "a")
     image = ViTConfig(image=8, patch=4, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
-    with pytest.raises(
-        UserError,
-        match="contains a ViTConfig for images, but this command needs a model that predicts tokens",
-    ):
+    message = "contains a ViTConfig for images, but this command needs a model that predicts tokens"
+    with pytest.raises(UserError, match=message):
         run(written(tmp_path / "vit", image), "--prompt", "a")
     with pytest.raises(UserError, match="there is no folder"):
         run(tmp_path / "none", "--prompt", "a")
@@ -228,9 +195,8 @@ def test_the_time_of_compiling_is_reported(gpt, monkeypatch, capsys):
 
 def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
     long = "".join(chr(ord("a") + i % 26) for i in range(60))
-    with pytest.raises(
-        UserError, match="a prompt has 60 tokens, which leaves no room in the model's context of 48"
-    ):
+    message = "a prompt has 60 tokens, which leaves no room in the model's context of 48"
+    with pytest.raises(UserError, match=message):
         run(gpt, "--prompt", long)
     cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))
     assert escape_text(cut["text"]) == run(gpt, "--prompt", long[-40:], "--max-new", 8)[:-1]

@@ -250,16 +250,7 @@ def test_log_likelihoods_are_those_of_the_harness(home):
 
 def test_the_command_prints_metrics_with_their_errors(home, monkeypatch, capsys):
     out = home / "found.json"
-    arguments = [
-        "--tasks",
-        "piqa,wikitext2",
-        "--data",
-        str(home / "files"),
-        "--json",
-        str(out),
-        "--limit",
-        "6",
-    ]
+    arguments = f"--tasks piqa,wikitext2 --data {home}/files --json {out} --limit 6".split()
     monkeypatch.setattr(sys, "argv", ["evaluate", str(home / "model"), *arguments])
     command.main()
     said, found = capsys.readouterr().out, json.loads(out.read_text())["tasks"]

@@ -76,7 +76,8 @@ def test_patched_offsets_of_arrow_are_an_error(tmp_path, offset):
 def test_any_changed_byte_of_arrow_never_ends_the_process(tmp_path):
     file = saved(tmp_path / "d") / "data-0.arrow"
     content = file.read_bytes()
-    for place in range(0, len(content), 7):
+    # The schema is at the beginning, and damages the most.
+    for place in (*range(0, 400, 7), *range(400, len(content), 41)):
         changed = bytearray(content)
         changed[place] ^= 0x80
         file.write_bytes(changed)
@@ -178,20 +179,20 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv.gz", ".txt.gz", ".jsonl.xz"])
+@pytest.mark.parametrize("suffix", [".jsonl.xz", ".csv.gz", ".txt.gz"])
 def test_memory_does_not_grow_with_a_line(tmp_path, suffix):
     path = tmp_path / f"line{suffix}"
     head = {".jsonl": b'{"text": "', ".csv": b"text\n", ".txt": b""}[suffix[: suffix.rindex(".")]]
     compress = {".gz": gzip.open, ".xz": lzma.open}[path.suffix]
     with compress(path, "wb") as file:
         file.write(head)
-        for _ in range(600):
+        for _ in range(300):
             file.write(b"a" * (1 << 20))
     ran = subprocess.run(
         [sys.executable, "-c", ALONE, str(path)], capture_output=True, text=True, cwd=ROOT
     )
     *error, kilobytes = ran.stdout.splitlines()
-    assert int(kilobytes) < 400_000, ran.stdout
+    assert int(kilobytes) < 200_000, ran.stdout
     assert suffix == ".txt.gz" or "UserError" in error[0], ran.stderr
 
 

@@ -172,16 +172,12 @@ def slurm(tasks: int) -> list[dict[str, str]]:
     for job in itertools.count(os.getpid()):
         with suppress(OSError), socket.create_server(("", 61440 + job % 4096)):
             break
-    step = {
-        "SLURM_JOB_ID": str(job),
-        "SLURM_NTASKS": str(tasks),
-        "SLURM_STEP_NODELIST": "127.0.0.1",
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": str(tasks),
-    }
+    step = {"SLURM_JOB_ID": str(job), "SLURM_NTASKS": str(tasks), "SLURM_STEP_NUM_NODES": "1"}
+    step |= {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_STEP_NUM_TASKS": str(tasks)}
     return [step | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(tasks)]
 
 
+PAIR = ["--coordinator", "{}", "--processes", "2"]
 PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 
@@ -204,14 +200,10 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
         again | {"term": 1},
         again,
         again,
-        {
-            "config": config,
-            "folder": str(tmp_path / "unlike"),
-            "set1": ["seed=1", "optim.peak_lr=0.5"],
-        },
-        {"config": config, "folder": str(tmp_path / "pmap"), "set0": PMAP, "set1": PMAP},
-        {"config": config, "folder": str(tmp_path / "untracked"), "untracked": True},
-        {"config": config, "folder": str(killed), "kill": 2},
+        again | {"folder": f"{tmp_path}/unlike", "set1": ["seed=1", "optim.peak_lr=0.5"]},
+        again | {"folder": f"{tmp_path}/pmap", "set0": PMAP, "set1": PMAP},
+        again | {"folder": f"{tmp_path}/untracked", "untracked": True},
+        again | {"folder": str(killed), "kill": 2},
     )
     mine = outcomes(survivor, os.EX_TEMPFAIL)
     assert mine == outcomes(dead, -signal.SIGKILL)
@@ -269,83 +261,64 @@ def test_one_process_resumes_after_a_kill(tmp_path):
     runs.assert_close(folder, tmp_path / "alone")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [Mesh(), Mesh(fsdp=4), Mesh(1, 1, 4), Mesh(2, 1, 2)], ids=str)
-@pytest.mark.parametrize("method", METHODS)
-def test_two_processes_give_the_same_losses_on_every_mesh(tmp_path, method, mesh):
-    """All methods, including both executions of layer dropping, give the losses of one process.
+def of(method: str):
+    """An experiment of a method, with heads for an axis that spans both processes."""
+    return lambda folder: experiment(folder, method, model=replace(runs.MODEL, heads=4, head_dim=2))
 
-    With ``tensor=4``, an axis spans both processes, and they read the same rows.
-    """
-    e = experiment(tmp_path, method, model=replace(runs.MODEL, heads=4, head_dim=2))
+
+def growing(by):
+    def made(folder):
+        with runs.only(1):
+            runs.small(folder)
+        return runs.growing(folder, GrowTo(by=by), optim=Optim(eps=1e-3))
+
+    return made
+
+
+def of_lora(folder):
+    checkpoint(folder / "gpt2", FAMILIES["gpt2"])
+    tuned = tuning(cola(folder / "cola"), lora=LoRA(rank=4)).of(folder / "gpt2", 1e-2, 0)
+    few = {"steps": 2, "checkpoint_every": 2, "eval_every": 2, "optim": Optim(eps=1e-3)}
+    return replace(tuned, name="tuned", **few)
+
+
+# On a torus of TPUs, the devices of two hosts may alternate along an axis of the mesh.
+ALTERNATING = {"order": [0, 2, 1, 3]}
+SHARED = {
+    "SBLD, data": (of("SBLD"), Mesh(), {}),
+    "SBLD, data and tensor": (of("SBLD"), Mesh(2, 1, 2), {}),
+    "V-cycle, fsdp": (of("V-cycle"), Mesh(fsdp=4), {}),
+    "V-cycle, tensor": (of("V-cycle"), Mesh(1, 1, 4), {}),
+    "alternating, fsdp": (of("SBLD"), Mesh(fsdp=4), ALTERNATING),
+    "alternating, data and tensor": (of("SBLD"), Mesh(2, 1, 2), ALTERNATING),
+    "growth by operators": (growing(runs.DOUBLED), Mesh(1, 4), {}),
+    "growth by learned maps": (growing(Learned(LiGO("interleave"), 9)), Mesh(1, 4), {}),
+    "a LoRA that is sharded over both": (of_lora, Mesh(1, 4), {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARED)
+def test_two_processes_give_the_same_losses_as_one(tmp_path, name):
+    """Also the factors of a LoRA are saved completely, although each process has a part of them."""
+    make, mesh, more = SHARED[name]
+    e = make(tmp_path)
     with runs.only(1):
         pretrain.run_experiment(e, tmp_path / "alone")
     config = runs.script(tmp_path, replace(e, mesh=mesh))
-    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
+    one, other = driven({"config": config, "folder": str(tmp_path / "run"), **more})
     assert outcomes(one) == outcomes(other)
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [Mesh(fsdp=4), Mesh(2, 1, 2)], ids=str)
-def test_the_samples_of_a_process_need_not_be_adjacent(tmp_path, mesh):
-    """On a torus of TPUs, the devices of two hosts may alternate along an axis of the mesh."""
-    e = experiment(tmp_path)
-    with runs.only(1):
-        pretrain.run_experiment(e, tmp_path / "alone")
-    config = runs.script(tmp_path, replace(e, mesh=mesh))
-    one, other = driven({"config": config, "folder": str(tmp_path / "run"), "order": [0, 2, 1, 3]})
-    assert outcomes(one) == outcomes(other)
-    runs.assert_close(tmp_path / "run", tmp_path / "alone")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "by", [runs.DOUBLED, Learned(LiGO("interleave"), 9)], ids=["operators", "learned maps"]
-)
-def test_two_processes_grow_a_finished_run(tmp_path, by):
-    grown = runs.growing(tmp_path, GrowTo(by=by), optim=Optim(eps=1e-3))
-    with runs.only(1):
-        runs.small(tmp_path)
-        pretrain.run_experiment(grown, tmp_path / "alone")
-    config = runs.script(tmp_path, replace(grown, mesh=Mesh(1, 4)))
-    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
-    assert outcomes(one) == outcomes(other)
-    runs.assert_close(tmp_path / "run", tmp_path / "alone")
-
-
-@pytest.mark.slow
-def test_two_processes_train_a_lora_that_is_sharded_over_both(tmp_path):
-    """Its factors are saved completely, although each process has only a part of them."""
-    checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
-    e = tuning(cola(tmp_path / "cola"), lora=LoRA(rank=4)).of(tmp_path / "gpt2", 1e-2, 0)
-    e = replace(e, name="tuned", steps=2, checkpoint_every=2, eval_every=2, optim=Optim(eps=1e-3))
-    with runs.only(1):
-        pretrain.run_experiment(e, tmp_path / "alone")
-    config = runs.script(tmp_path, replace(e, mesh=Mesh(1, 4)))
-    one, other = driven({"config": config, "folder": str(tmp_path / "run")})
-    assert outcomes(one) == outcomes(other)
-    runs.assert_close(tmp_path / "run", tmp_path / "alone")
-    saved, expected = (
-        load_adaptation(tmp_path / name / "lora.npz").params for name in ("run", "alone")
-    )
-    chex.assert_trees_all_close(saved, expected, rtol=1e-3, atol=1e-5)
+    if make is of_lora:
+        files = (tmp_path / run / "lora.npz" for run in ("run", "alone"))
+        saved, expected = (load_adaptation(file).params for file in files)
+        chex.assert_trees_all_close(saved, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
     config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000, checkpoint_every=2))
-    command = [
-        "-m",
-        "train.pretrain",
-        config,
-        "--workdir",
-        str(tmp_path / "run"),
-        "--coordinator",
-        "{}",
-        "--processes",
-        "2",
-    ]
+    command = ["-m", "train.pretrain", config, "--workdir", str(tmp_path / "run"), *PAIR]
     pair = processes(command, [["--process", "0"], ["--process", "1"]])
     while not list((tmp_path / "run" / "checkpoints").glob("[0-9]*/SHA256SUMS")):
         assert [p.poll() for p in pair] == [None, None]
@@ -395,8 +368,7 @@ MOMENTS = {
 def test_a_stopped_process_ends_the_other_with_a_line(tmp_path, moment, who):
     config = runs.script(tmp_path, experiment(tmp_path, checkpoint_every=2))
     command = ["-c", STOPPING, who, *MOMENTS[moment], config, "--workdir", str(tmp_path / "run")]
-    command += ["--coordinator", "{}", "--processes", "2", "--process"]
-    pair = processes(command, [["0"], ["1"]])
+    pair = processes([*command, *PAIR, "--process"], [["0"], ["1"]])
     stopped, other = pair[int(who)], pair[1 - int(who)]
     try:
         _, said = other.communicate(timeout=300)
@@ -443,22 +415,14 @@ def test_processes_find_each_other_and_listen_only_on_the_coordinator_s_address(
         assert set(found["listens"]) <= LOOPBACK
 
 
+NODES, HNP = "SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri"
 CLUSTERS = {
-    "a number of hosts": (
-        {"SLURM_STEP_NODELIST": "n[007-9],m1", "SLURM_JOB_ID": "4099"},
-        "n007:61443",
-    ),
-    "names of hosts": ({"SLURM_STEP_NODELIST": "n7,m1", "SLURM_JOB_ID": "5"}, "n7:61445"),
-    "Open MPI": (
-        {"OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.1.0.1:34911"},
-        "10.0.0.1:61442",
-    ),
-    "Open MPI, IPv6": (
-        {"OMPI_MCA_orte_hnp_uri": "0.0;tcp6://[fe80::1,fe80::2]:43370"},
-        "fe80::1:61440",
-    ),
-    "a port": ({"SLURM_STEP_NODELIST": "n7", "JAX_COORDINATOR_PORT": "9"}, "n7:9"),
-    "an address": ({"JAX_COORDINATOR_ADDRESS": "n7:12", "SLURM_STEP_NODELIST": "n8"}, "n7:12"),
+    "a number of hosts": ({NODES: "n[007-9],m1", "SLURM_JOB_ID": "4099"}, "n007:61443"),
+    "names of hosts": ({NODES: "n7,m1", "SLURM_JOB_ID": "5"}, "n7:61445"),
+    "Open MPI": ({HNP: "8192.0;tcp://10.0.0.1,10.1.0.1:34911"}, "10.0.0.1:61442"),
+    "Open MPI, IPv6": ({HNP: "0.0;tcp6://[fe80::1,fe80::2]:43370"}, "fe80::1:61440"),
+    "a port": ({NODES: "n7", "JAX_COORDINATOR_PORT": "9"}, "n7:9"),
+    "an address": ({"JAX_COORDINATOR_ADDRESS": "n7:12", NODES: "n8"}, "n7:12"),
     "TPU": ({}, ":"),
 }
 
@@ -505,17 +469,9 @@ def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, proces
     code = "import sys; from train import pretrain; from train.extras import joining\n"
     code += "from train.common.errors import exits_cleanly; joining.ANSWER = 1\n"
     config = runs.script(tmp_path, runs.experiment(tmp_path))
-    command = [
-        "-c",
-        f"{code}exits_cleanly(pretrain.main)",
-        config,
-        "--coordinator",
-        "{}",
-        "--processes",
-        "2",
-    ]
-    ((code_, _, said),) = ended(processes(command, [["--process", process]]))
-    assert code_ == 2 and says in said and len(said.splitlines()) == 1
+    command = ["-c", f"{code}exits_cleanly(pretrain.main)", config, *PAIR]
+    ((status, _, said),) = ended(processes(command, [["--process", process]]))
+    assert status == 2 and says in said and len(said.splitlines()) == 1
 
 
 # The first program of process 1 takes longer than the default timeout of XLA for other processes.
@@ -535,13 +491,9 @@ exits_cleanly(pretrain.main)
 @pytest.mark.slow
 def test_processes_wait_for_each_other_at_the_start(tmp_path):
     config = runs.script(tmp_path, runs.experiment(tmp_path, mesh=Mesh(2, 2)))
-    each = [
-        [str(i), config, "--coordinator", "{}", "--processes", "2", "--process", str(i)]
-        for i in range(2)
-    ]
-    (code, _, said), (other, _, _) = ended(
-        processes(["-c", DRIFTING], [[*a, "--workdir", str(tmp_path / "run")] for a in each])
-    )
+    run = [config, "--workdir", str(tmp_path / "run"), *PAIR, "--process"]
+    each = [[str(i), *run, str(i)] for i in range(2)]
+    (code, _, said), (other, _, _) = ended(processes(["-c", DRIFTING], each))
     assert (code, other) == (0, 0), said
 
 
@@ -560,21 +512,13 @@ def test_what_names_no_process_is_refused(given, says):
 
 
 # Environment variables of a process that belongs to a job but runs without other processes.
+FOUR = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}
 ALONE = {
     "nothing": {},
     "srun -n 1": slurm(1)[0],
-    "a shell of salloc -n 4": {
-        "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NODELIST": "node[1-4]",
-        "SLURM_NTASKS": "4",
-    },
+    "a shell of salloc -n 4": FOUR | {"SLURM_JOB_NODELIST": "node[1-4]"},
     "salloc's own step": slurm(1)[0] | {"SLURM_NTASKS": "4"},
-    "sbatch -n 4, without srun": {
-        "SLURM_JOB_ID": "1",
-        "SLURM_NTASKS": "4",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-    },
+    "sbatch -n 4, without srun": FOUR | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
     "mpirun -n 1": {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
 }
 

@@ -80,14 +80,11 @@ def test_labels_in_another_order_are_matched_by_name(run, home, tmp_path, capsys
 
 def test_a_model_of_other_labels_or_of_another_task_is_refused(run, home, tmp_path):
     other = published(run, tmp_path / "other", ["good", "bad"])
-    with pytest.raises(
-        UserError, match="has the classes good, bad, but the data have unacceptable, acceptable"
-    ):
+    message = "has the classes good, bad, but the data have unacceptable, acceptable"
+    with pytest.raises(UserError, match=message):
         score_model(other, Labelled("cola", str(home / "cola"), length=14))
-    with pytest.raises(
-        UserError,
-        match="was trained on cola, but the data are rte: evaluate it on cola, or fine-tune",
-    ):
+    message = "was trained on cola, but the data are rte: evaluate it on cola, or fine-tune"
+    with pytest.raises(UserError, match=message):
         class_order(learned_head(run), Head("rte", ("entailment", "not_entailment")), run)
 
 

@@ -27,29 +27,17 @@ class Layer(nn.Module):
 
 
 class Loop(nn.Module):
-    layers: int = 3
+    layers: tuple[int, ...] = (0, 1, 2)
 
     @nn.compact
     def __call__(self, x, train: bool = False):
-        x = nn.Dense(4)(x)
-        for i in range(self.layers):
-            x = Layer(name=f"layer{i}")(
-                x, jnp.ones(4)[None] * i, factor=jnp.float32(0.5), train=train
-            )
+        x, factor = nn.Dense(4)(x), jnp.float32(0.5)
+        for i in self.layers:
+            x = Layer(name=f"layer{i}")(x, jnp.ones(4)[None] * i, factor=factor, train=train)
         return nn.Dense(2)(x)
 
 
-class Half(nn.Module):
-    """The same model with its middle layer removed by hand."""
-
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        x = nn.Dense(4)(x)
-        for i in (0, 2):
-            x = Layer(name=f"layer{i}")(
-                x, jnp.ones(4)[None] * i, factor=jnp.float32(0.5), train=train
-            )
-        return nn.Dense(2)(x)
+HALF = Loop((0, 2))  # without its middle layer
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +62,7 @@ def test_any_flax_model_drops_layers_and_their_gradients(stranger):
     value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params, gate))
     fewer = {k: v for k, v in params.items() if k != "layer1"}
     expected, by_hand = jax.jit(
-        jax.value_and_grad(lambda p: jnp.square(Half().apply({"params": p}, x)).sum())
+        jax.value_and_grad(lambda p: jnp.square(HALF.apply({"params": p}, x)).sum())
     )(fewer)
     assert float(value) == pytest.approx(float(expected), rel=1e-6)
     assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
@@ -108,7 +96,7 @@ def test_kept_layers_draw_the_dropout_of_the_full_model(stranger):
         gradient(lambda p: dropped(p, x, ones > 0, ones, **rest)), whole, rtol=1e-5, atol=1e-6
     )
     fewer = {k: v for k, v in params.items() if k != "layer1"}
-    expected = jax.jit(lambda p: Half().apply({"params": p}, x, **rest))(fewer)
+    expected = jax.jit(lambda p: HALF.apply({"params": p}, x, **rest))(fewer)
     found = jax.jit(lambda p: dropped(p, x, np.array([True, False, True]), **rest))(params)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -146,30 +134,12 @@ def test_forward_mode_is_refused(stranger):
 
 def test_block_scaling_of_a_strangers_model(stranger):
     params, x = stranger
-    one = jax.jit(Loop(1).apply)({"params": params}, x)
+    one = jax.jit(Loop((0,)).apply)({"params": params}, x)
     run = jax.jit(lambda layers: dropped(params, x, layers, np.full(3, 2.0)))
     one, two, none = jax.device_get(
         (one, run(np.array([True, False, False])), run(np.zeros(3, bool)))
     )
     np.testing.assert_allclose(two - none, 2 * (one - none), rtol=1e-4, atol=1e-5)
-
-
-def test_dropout_in_a_dropped_block_is_random_and_repeatable(stranger):
-    params, x = stranger
-
-    @jax.jit
-    def run(key):
-        def loss(params):
-            return dropped(
-                params, x, np.array([True, False, True]), train=True, rngs={"dropout": key}
-            ).sum()
-
-        return jax.value_and_grad(loss)(params)
-
-    one, same, other = (run(jax.random.key(i)) for i in (0, 0, 1))
-    chex.assert_trees_all_equal(one, same)
-    assert one[0] != other[0]
-    chex.assert_tree_all_finite(one)
 
 
 class Pair(NamedTuple):
@@ -217,7 +187,6 @@ CALLS = {
     Flag: lambda block, x: (block(x, None, True), 0),
     Named: lambda block, x: (block(hidden=x, options={"train": True, "mask": None}), 0),
     Auxiliary: lambda block, x: (lambda pair: (pair.hidden, pair.more["loss"]))(block(x)),
-    Listed: lambda block, x: (lambda pair: (pair[0], pair[1][0]))(block(x)),
 }
 
 
@@ -234,15 +203,9 @@ class Calls(nn.Module):
         return x, total
 
 
-@pytest.mark.parametrize(
-    "kind", [Flag, Named, Auxiliary, pytest.param(Listed, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", [Flag, Named, Auxiliary])
 def test_blocks_are_called_and_return_as_they_like(kind):
-    """Check four calling conventions.
-
-    They are a flag by position or inside a dict, an array by name, and an auxiliary loss in the
-    result, which is zero for a dropped layer.
-    """
+    """A flag by position or in a dict, an array by name, and an auxiliary loss in the result."""
     x, gate = (
         np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32),
         np.array([True, False, True]),

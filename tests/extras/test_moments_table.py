@@ -48,52 +48,14 @@ REFUSED = {  # refused by both policies
 }
 ONLY_COPIED = ("adadelta", "adopt", "optimistic_adam", "optimistic_adam_v2", "rprop")
 ONLY_COPIED = (*ONLY_COPIED, "scale_by_adadelta", "scale_by_adopt", "scale_by_rprop")
-GROWN = [
-    "acprop",
-    "adabelief",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamaxw",
-    "adamw",
-    "adan",
-    "ademamix",
-    "amsgrad",
-    "apply_every",
-    "lamb",
-    "lion",
-    "madgrad",
-    "muon",
-    "nadam",
-    "nadamw",
-    "noisy_sgd",
-    "optimistic_gradient_descent",
-    "radam",
-    "reduce_on_plateau",
-    "rmsprop",
-    "scale_by_acprop",
-    "scale_by_adam",
-    "scale_by_adamax",
-    "scale_by_adan",
-    "scale_by_ademamix",
-    "scale_by_amsgrad",
-    "scale_by_belief",
-    "scale_by_lion",
-    "scale_by_madgrad",
-    "scale_by_optimistic_gradient",
-    "scale_by_radam",
-    "scale_by_rms",
-    "scale_by_rss",
-    "scale_by_simplified_ademamix",
-    "scale_by_stddev",
-    "scale_by_yogi",
-    "schedule_free_adamw",
-    "schedule_free_sgd",
-    "signum",
-    "simplified_ademamix",
-    "yogi",
-    "zero_nans",
-]
+GROWN = """
+acprop adabelief adagrad adam adamax adamaxw adamw adan ademamix amsgrad apply_every lamb lion
+madgrad muon nadam nadamw noisy_sgd optimistic_gradient_descent radam reduce_on_plateau rmsprop
+scale_by_acprop scale_by_adam scale_by_adamax scale_by_adan scale_by_ademamix scale_by_amsgrad
+scale_by_belief scale_by_lion scale_by_madgrad scale_by_optimistic_gradient scale_by_radam
+scale_by_rms scale_by_rss scale_by_simplified_ademamix scale_by_stddev scale_by_yogi
+schedule_free_adamw schedule_free_sgd signum simplified_ademamix yogi zero_nans
+""".split()  # noqa: SIM905
 
 
 def of_optax() -> dict[str, optax.GradientTransformation]:
@@ -129,70 +91,42 @@ def _centred(updates, params=None):
 
 OPTIMIZERS = of_optax()
 DECAYED = optax.chain(optax.add_decayed_weights(1e-4), optax.trace(0.9))
+ADAM = optax.adam(0.1)
+PARTS = {"w": "a", "v": "b", "u": "a"}
+MASK = {"w": True, "v": False, "u": True}
+CENTRED = optax.chain(optax.stateless(_centred), optax.trace(0.9))
+BOTH = {"a": ADAM, "b": optax.sgd(0.1, 0.9)}
+SLOW = optax.MultiSteps(ADAM, 65).gradient_transformation()
 OTHER = {  # wrappers: (optimizer, what refuses copy, what refuses exact)
-    "masked": (optax.masked(optax.adam(0.1), {"w": True, "v": False, "u": True}), None, None),
-    "multi_transform": (
-        optax.multi_transform(
-            {"a": optax.adam(0.1), "b": optax.sgd(0.1, 0.9)}, {"w": "a", "v": "b", "u": "a"}
-        ),
-        None,
-        None,
-    ),
-    "MultiSteps": (optax.MultiSteps(optax.adam(0.1), 6).gradient_transformation(), None, None),
-    "more micro-batches than the trial has": (
-        optax.MultiSteps(optax.adam(0.1), 65).gradient_transformation(),
-        None,
-        LATE,
-    ),
-    "apply_if_finite": (optax.apply_if_finite(optax.adam(0.1), 3), None, None),
+    "masked": (optax.masked(ADAM, MASK), None, None),
+    "multi_transform": (optax.multi_transform(BOTH, PARTS), None, None),
+    "MultiSteps": (optax.MultiSteps(ADAM, 6).gradient_transformation(), None, None),
+    "more micro-batches than the trial has": (SLOW, None, LATE),
+    "apply_if_finite": (optax.apply_if_finite(ADAM, 3), None, None),
     "inject_hyperparams": (optax.inject_hyperparams(optax.adam)(0.1), None, None),
-    "clipped": (optax.chain(optax.clip_by_global_norm(0.01), optax.adam(0.1)), None, None),
+    "clipped": (optax.chain(optax.clip_by_global_norm(0.01), ADAM), None, None),
     "decayed weights in the momentum": (DECAYED, OTHERS, OTHERS),
     "a mean of updates": (optax.chain(optax.scale_by_adam(), optax.ema(0.9)), None, OWN),
-    "a mean of centred gradients": (
-        optax.chain(optax.centralize(), optax.trace(0.9)),
-        OTHERS,
-        OTHERS,
-    ),
-    "a mean of gradients centred along the first axis": (
-        optax.chain(optax.stateless(_centred), optax.trace(0.9)),
-        OTHERS,
-        OTHERS,
-    ),
-    "flatten": (optax.flatten(optax.adam(0.1)), OTHERS, OTHERS),
-    "mechanize": (optax.contrib.mechanize(optax.adam(0.1)), OTHERS, OTHERS),
+    "centred": (optax.chain(optax.centralize(), optax.trace(0.9)), OTHERS, OTHERS),
+    "centred along the first axis": (CENTRED, OTHERS, OTHERS),
+    "flatten": (optax.flatten(ADAM), OTHERS, OTHERS),
+    "mechanize": (optax.contrib.mechanize(ADAM), OTHERS, OTHERS),
 }
-ADAM = optax.adam(0.1)
+LATER = lambda step, **_: step > 2  # noqa: E731
 FURTHER = {  # optimizers with a state that need more than a learning rate
     "trace": (optax.trace(0.9), None, None),
     "ema": (optax.ema(0.9), None, None),
     "sgd": (optax.sgd(0.1, 0.9, nesterov=True), None, None),
     "add_noise": (optax.add_noise(0.1, 0.5, 0), None, None),
     "scale_by_schedule": (optax.scale_by_schedule(optax.constant_schedule(0.1)), None, None),
-    "scale_by_learning_rate": (
-        optax.scale_by_learning_rate(optax.constant_schedule(0.1)),
-        None,
-        None,
-    ),
+    "scale_by_learning_rate": (optax.scale_by_learning_rate(lambda step: 0.1), None, None),
     "sign_sgd": (optax.sign_sgd(optax.constant_schedule(0.1)), None, None),
     "scale_by_zoom_linesearch": (optax.scale_by_zoom_linesearch(5), FAILED, FAILED),
     "scale_by_backtracking_linesearch": (optax.scale_by_backtracking_linesearch(5), FAILED, FAILED),
-    "conditionally_mask": (optax.conditionally_mask(ADAM, lambda step, **_: step > 2), None, None),
-    "conditionally_transform": (
-        optax.conditionally_transform(ADAM, lambda step, **_: step > 2),
-        None,
-        None,
-    ),
-    "selective_transform": (
-        optax.selective_transform(ADAM, freeze_mask={"w": True, "v": False, "u": False}),
-        None,
-        None,
-    ),
-    "partition": (
-        optax.partition({"a": ADAM, "b": optax.trace(0.9)}, {"w": "a", "v": "b", "u": "a"}),
-        None,
-        None,
-    ),
+    "conditionally_mask": (optax.conditionally_mask(ADAM, LATER), None, None),
+    "conditionally_transform": (optax.conditionally_transform(ADAM, LATER), None, None),
+    "selective_transform": (optax.selective_transform(ADAM, freeze_mask=MASK), None, None),
+    "partition": (optax.partition({"a": ADAM, "b": optax.trace(0.9)}, PARTS), None, None),
     "named_chain": (optax.named_chain(("a", ADAM), ("b", optax.trace(0.9))), None, OWN),
     "snapshot": (optax.snapshot("norm", optax.tree.norm), OTHERS, OTHERS),
     "measure_with_ema": (optax.measure_with_ema(optax.tree.norm, 0.9), FAILED, FAILED),
@@ -209,40 +143,17 @@ CASES = {
     **FURTHER,
 }
 # They have no state.
-WITHOUT_STATE = {
-    "add_decayed_weights",
-    "centralize",
-    "clip",
-    "clip_by_block_rms",
-    "clip_by_global_norm",
-    "freeze",
-    "fromage",
-}
-WITHOUT_STATE |= {
-    "identity",
-    "keep_params_nonnegative",
-    "normalize",
-    "normalize_by_update_norm",
-    "polyak_sgd",
-    "scale",
-}
-WITHOUT_STATE |= {
-    "scale_by_param_block_norm",
-    "scale_by_param_block_rms",
-    "scale_by_polyak",
-    "scale_by_sign",
-}
-WITHOUT_STATE |= {"scale_by_trust_ratio", "set_to_zero", "stateless", "stateless_with_tree_map"}
+WITHOUT_STATE = """
+add_decayed_weights centralize clip clip_by_block_rms clip_by_global_norm freeze fromage
+identity keep_params_nonnegative normalize normalize_by_update_norm polyak_sgd scale
+scale_by_param_block_norm scale_by_param_block_rms scale_by_polyak scale_by_sign
+scale_by_trust_ratio set_to_zero stateless stateless_with_tree_map
+""".split()  # noqa: SIM905
 # Other tests cover them; `inject_stateful_hyperparams` is deprecated.
-ELSEWHERE = {
-    "inject_stateful_hyperparams",
-    "chain",
-    "lookahead",
-    "with_extra_args_support",
-    "sam",
-    "dpsgd",
-    "differentially_private_aggregate",
-}
+ELSEWHERE = """
+chain differentially_private_aggregate dpsgd inject_stateful_hyperparams lookahead sam
+with_extra_args_support
+""".split()  # noqa: SIM905
 
 
 def test_every_optimizer_of_optax_is_in_the_table():
@@ -298,10 +209,7 @@ def promoting():
 @pytest.mark.usefixtures("x64", "promoting")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in SHOWN and n not in OTHER))
-        for n in CASES
-    ],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in (*SHOWN, *OTHER))) for n in CASES],
 )
 def test_states_grow_as_promised_or_are_refused_by_name(name):
     tx, *refused = CASES[name]
@@ -401,9 +309,8 @@ def test_muon_of_a_list_of_layers_grows(policy):
         mu = back.inner_states["muon"].inner_state[0].mu["layers"][1]["w"]
         before = state.inner_states["muon"].inner_state[0].mu["layers"][1]["w"]
         np.testing.assert_allclose(mu, np.concatenate([before, before]), atol=1e-12)
-        with pytest.raises(
-            ValueError, match=r"the optimizer has no such leaf .* path pattern as layers"
-        ):
+        message = r"the optimizer has no such leaf .* path pattern as layers"
+        with pytest.raises(ValueError, match=message):
             grow_optimizer(tx, of_state, GROWTH, stacked, axes, policy)
 
 

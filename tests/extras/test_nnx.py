@@ -103,18 +103,11 @@ def test_nnx_parameters_are_named_by_the_same_rules_as_linen():
 
 def test_names_in_the_metadata_are_read_and_marked():
     def linear(*names):
-        return nnx.Linear(
-            2,
-            3,
-            rngs=nnx.Rngs(0),
-            kernel_metadata={"out_sharding": names, "eager_sharding": False},
-            bias_metadata={"out_sharding": names[1:], "eager_sharding": False},
-        )
+        kernel, bias = ({"out_sharding": n, "eager_sharding": False} for n in (names, names[1:]))
+        rngs = nnx.Rngs(0)
+        return nnx.Linear(2, 3, rngs=rngs, kernel_metadata=kernel, bias_metadata=bias)
 
-    assert of_nnx.axes(linear("embed.in", "mlp"))["kernel"] == (
-        "embed.in",
-        "mlp",
-    )
+    assert of_nnx.axes(linear("embed.in", "mlp"))["kernel"] == ("embed.in", "mlp")
     marked = by_convention(of_nnx.axes(nnx.eval_shape(lambda: linear("embed", "mlp"))))
     assert dict(marked) == {"kernel": ("embed.in", "mlp"), "bias": ("mlp.bias",)}
 
@@ -185,14 +178,6 @@ def test_a_dropped_layer_is_as_if_it_were_not_there():
         lambda gates: dropped(nnx.merge(*nnx.split(model), copy=True), gates, scale)[0]
     )(jnp.ones(3, bool))
     assert " cond" in str(program)
-
-
-def test_dropout_in_a_block_draws_anew_each_time():
-    model = Stack(2, dropout=0.5)
-    gates = jnp.ones(2, bool)
-    (a, _), (b, _) = dropped(model, gates, None), dropped(model, gates, None)
-    assert np.any(a != b)
-    assert [layer.dropout.rngs.count[...] for layer in model.layers] == [2, 2]
 
 
 def test_gates_that_do_not_fit_are_refused():

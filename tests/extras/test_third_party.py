@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,46 +21,18 @@ from trainers import SMALL
 
 from jaxgrow.cli.program import main
 
-WIDE = (
-    "--method",
-    "hypercloning",
-    "--embed",
-    "32",
-    "--heads",
-    "8",
-    "--kv-heads",
-    "4",
-    "--mlp",
-    "64",
-)
+WIDE = "--method hypercloning --embed 32 --heads 8 --kv-heads 4 --mlp 64".split()  # noqa: SIM905
 DEEP = ("--method", "llama_pro", "--layers", "4")
 
 
 def grown(source: Path, target: Path, *arguments: str, names: Path | None = None) -> dict:
     """Grow a checkpoint with the command and return its record."""
-    assert (
-        main(
-            [
-                "grow",
-                str(source),
-                str(target),
-                *arguments,
-                *(["--names", str(names)] if names else []),
-            ]
-        )
-        == 0
-    )
+    more = ["--names", str(names)] if names else []
+    assert main(["grow", str(source), str(target), *arguments, *more]) == 0
     return json.loads((target / "jaxgrow.json").read_text())
 
 
-def forgotten(
-    source: Path,
-    leaf: str,
-    file: Path,
-    capsys: pytest.CaptureFixture,
-    options: Sequence[str] = (),
-    **more: str,
-) -> Path:
+def forgotten(source: Path, leaf: str, file: Path, capsys, options=(), **more: str) -> Path:
     """Write the names of a checkpoint with one ``.in`` removed, as a control."""
     capsys.readouterr()
     assert main(["inspect", str(source), "--json", *options]) == 0
@@ -111,28 +82,12 @@ def base_config() -> Path:
 
 def maxtext(folder: Path, name: str, steps: int, settings: dict, layout: dict) -> dict[int, float]:
     """Return the loss of each step of a MaxText run, which restores its folder's checkpoint."""
-    given = {
-        **MAXTEXT,
-        **settings,
-        **layout,
-        "run_name": name,
-        "base_output_directory": folder,
-        "steps": steps,
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "maxtext.trainers.pre_train.train",
-        str(base_config()),
-    ]
+    given = MAXTEXT | settings | layout | {"run_name": name, "steps": steps}
+    given["base_output_directory"] = folder
+    command = [sys.executable, "-m", "maxtext.trainers.pre_train.train", str(base_config())]
     command += [f"{key}={value}" for key, value in given.items()]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        check=False,
-    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     losses = {int(step): float(loss) for step, loss in LOSS.findall(done.stdout + done.stderr)}
     assert done.returncode == 0 and losses, (done.stdout + done.stderr)[-4000:]
     return losses
@@ -160,13 +115,8 @@ def settings_of(module: str) -> dict:
 )
 def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, module, capsys):
     """Six steps alone; three steps, growth in width and depth, three steps of the larger model."""
-    small = {
-        "base_emb_dim": 16,
-        "base_num_query_heads": 4,
-        "base_num_kv_heads": 2,
-        "base_mlp_dim": 32,
-        "base_num_decoder_layers": 2,
-    }
+    small = {"base_emb_dim": 16, "base_num_query_heads": 4, "base_num_kv_heads": 2}
+    small |= {"base_mlp_dim": 32, "base_num_decoder_layers": 2}
     layout = {**layout, **settings_of(module)}
     alone = maxtext(tmp_path, "small", 7, small, layout)
     steps = tmp_path / "small" / "checkpoints"

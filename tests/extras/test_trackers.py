@@ -110,19 +110,15 @@ def test_a_service_that_refuses_the_run_is_named(tmp_path, experiment, monkeypat
 
     monkeypatch.setitem(trackers.TRACKERS._added, "wandb", refuses)
     monkeypatch.setattr(trackers, "find_spec", lambda name: True)
-    with pytest.raises(
-        UserError,
-        match=r"loggers=wandb cannot be opened \(ConnectionError: api_key not configured\)",
-    ):
+    message = r"loggers=wandb cannot be opened \(ConnectionError: api_key not configured\)"
+    with pytest.raises(UserError, match=message):
         trackers.opened_trackers(replace(experiment, loggers=("wandb",)), tmp_path)
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path, experiment, monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError,
-        match=r"loggers=mlflow needs the package mlflow: run pip install -e '.\[mlflow\]'",
-    ):
+    message = r"loggers=mlflow needs the package mlflow: run pip install -e '.\[mlflow\]'"
+    with pytest.raises(UserError, match=message):
         trackers.opened_trackers(replace(experiment, loggers=("mlflow",)), tmp_path)
 
 

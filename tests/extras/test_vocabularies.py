@@ -11,16 +11,8 @@ from jaxgrow import by_convention, from_rules, grow, infer_rules, operators, siz
 from jaxgrow.axes import is_names
 from jaxgrow.axes.names import by_path
 
-SIZES = {
-    "vocab": 31,
-    "context": 17,
-    "layers": 2,
-    "embed": 12,
-    "heads": 6,
-    "kv_heads": 3,
-    "head_dim": 5,
-    "mlp": 19,
-}
+SIZES = {"vocab": 31, "context": 17, "layers": 2, "embed": 12}
+SIZES |= {"heads": 6, "kv_heads": 3, "head_dim": 5, "mlp": 19}
 V, P, N, D, H, K, B, F = SIZES.values()
 
 
@@ -38,6 +30,21 @@ def tree(flat: dict):
 
 def zeros(shapes: dict[str, tuple[int, ...]]):
     return tree({of: np.zeros(shape) for of, shape in shapes.items()})
+
+
+def rows(text: str) -> dict[str, tuple[tuple, tuple[str, ...]]]:
+    """Return the two sides of each row, ``leaf: what the trainer has -> names``.
+
+    A letter or a number on the left side is a size, and a word is an axis name.
+    """
+    letters = dict(zip("VPNDHKBF", SIZES.values(), strict=True))
+    found = {}
+    for line in text.replace("->\n", "-> ").strip().splitlines():
+        leaf, both = line.split(": ")
+        theirs, ours = (side.split() for side in both.split("->"))
+        sizes = [letters.get(x, int(x) if x.isdigit() else x) for x in theirs]
+        found[leaf] = tuple(sizes), tuple(ours)
+    return found
 
 
 QUERY, KEY, VALUE = (
@@ -99,122 +106,62 @@ def test_the_axes_of_maxtext_wherever_it_stacks_its_layers(scan):
     assert by_path(found, is_names) == {of: ours for of, (_, ours) in both.items()}
 
 
+def shaped(names: dict[str, tuple], sizes: dict[str, int]):
+    """Return arrays of zeros whose axes have these names."""
+    return zeros({of: tuple(sizes[n.partition(".")[0]] for n in a) for of, a in names.items()})
+
+
 def test_maxtext_s_shapes_tell_where_layers_are_stacked():
-    shapes = {
-        "embed": D,
-        "heads": H,
-        "kv_heads": K,
-        "head_dim": B,
-        "mlp": F,
-        "vocab": V,
-        "layers": N,
+    attention = [f"self_attention/{name}/kernel" for name in ("query", "value", "out")]
+    ours = {
+        f"decoder/layers/{leaf}": stacked(MAXTEXT[leaf][1], 1)
+        for leaf in (*attention, "mlp/wi_0/kernel", "mlp/wo/kernel")
     }
-    of = (
-        "self_attention/query/kernel",
-        "self_attention/value/kernel",
-        "self_attention/out/kernel",
-        "mlp/wi_0/kernel",
-        "mlp/wo/kernel",
-    )
-    ours = {f"decoder/layers/{leaf}": stacked(MAXTEXT[leaf][1], 1) for leaf in of}
     ours |= {"decoder/layers/pre_self_attention_layer_norm/scale": ("embed.norm.scale", "layers")}
     ours |= {leaf: names for leaf, (_, names) in MAXTEXT_OUTSIDE.items()}
-    params = zeros(
-        {leaf: tuple(shapes[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
-    )
+    params = shaped(ours, SIZES)
     assert infer_rules(params, SIZES) == ours
     # The number of layers equals another axis size, which is ambiguous and must not be guessed.
-    for layers in (
-        D,
-        K,
-        F,
-    ):
-        known = {**shapes, "layers": layers}
-        params = zeros(
-            {leaf: tuple(known[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
-        )
-        found = infer_rules(params, {**SIZES, "layers": layers})
-        assert all(
-            names == ours[leaf] or any("?" in n for n in names) for leaf, names in found.items()
-        )
+    for layers in (D, K, F):
+        known = SIZES | {"layers": layers}
+        for leaf, names in infer_rules(shaped(ours, known), known).items():
+            assert names == ours[leaf] or any("?" in n for n in names)
     axes = tree(ours)
-    params = zeros(
-        {leaf: tuple(shapes[n.partition(".")[0]] for n in names) for leaf, names in ours.items()}
-    )
-    wider = operators.hypercloning(
-        sizes(params, axes), {"embed": 2 * D, "mlp": 2 * F, "heads": 2 * H, "kv_heads": 2 * K}
-    )
+    target = {"embed": 2 * D, "mlp": 2 * F, "heads": 2 * H, "kv_heads": 2 * K}
+    wider = operators.hypercloning(sizes(params, axes), target)
     deeper = operators.llama_pro(sizes(params, axes), {"layers": 3})
     grown = grow(deeper, grow(wider, params, axes), axes)
-    assert grown["decoder"]["layers"]["self_attention"]["query"]["kernel"].shape == (
-        2 * D,
-        3,
-        2 * H,
-        B,
-    )
+    kernel = grown["decoder"]["layers"]["self_attention"]["query"]["kernel"]
+    assert kernel.shape == (2 * D, 3, 2 * H, B)
 
 
 # --- levanter: named arrays of haliax, with the layers first ---
 
-LEVANTER = {
-    "embeddings/token_embeddings/weight": (("vocab", "embed"), ("vocab", "embed")),
-    "lm_head/weight": (("vocab", "embed"), ("vocab", "embed.in")),
-    "transformer/norm/weight": (("embed",), NORM),
-    "transformer/layers/stacked/input_layernorm/weight": (("layers", "embed"), ("layers", *NORM)),
-    "transformer/layers/stacked/self_attn/q_proj/weight": (
-        ("layers", "kv_head", "q_heads_per_group", "head_size", "embed"),
-        ("layers", "kv_heads", "q_heads_per_group", "head_dim", "embed.in"),
-    ),
-    "transformer/layers/stacked/self_attn/k_proj/weight": (
-        ("layers", "kv_head", "head_size", "embed"),
-        ("layers", "kv_heads", "head_dim.in", "embed.in"),
-    ),
-    "transformer/layers/stacked/self_attn/v_proj/weight": (
-        ("layers", "kv_head", "head_size", "embed"),
-        ("layers", "kv_heads", "head_dim.value", "embed.in"),
-    ),
-    "transformer/layers/stacked/self_attn/o_proj/weight": (
-        ("layers", "embed", "heads", "head_size"),
-        ("layers", "embed", "heads.in", "head_dim.in"),
-    ),
-    "transformer/layers/stacked/self_attn/k_norm/weight": (
-        ("layers", "head_size"),
-        ("layers", "head_dim.in.norm.scale"),
-    ),
-    "transformer/layers/stacked/mlp/gate_proj/weight": (
-        ("layers", "mlp", "embed"),
-        ("layers", "mlp", "embed.in"),
-    ),
-    "transformer/layers/stacked/mlp/down_proj/weight": (
-        ("layers", "embed", "mlp"),
-        ("layers", "embed", "mlp.in"),
-    ),
-    # levanter's GPT-2 has transposed kernels.
-    "embeddings/position_embeddings/weight": (("position", "embed"), ("context", "embed")),
-    "transformer/blocks/stacked/attn/c_attn/weight": (
-        ("layers", "embed", "qkv", "heads", "head_size"),
-        ("layers", "embed.in", "qkv", "heads", "head_dim"),
-    ),
-    "transformer/blocks/stacked/attn/c_attn/bias": (
-        ("layers", "qkv", "heads", "head_size"),
-        ("layers", "qkv", "heads", "head_dim.bias"),
-    ),
-    "transformer/blocks/stacked/attn/c_proj/weight": (
-        ("layers", "heads", "head_size", "embed"),
-        ("layers", "heads.in", "head_dim.in", "embed"),
-    ),
-    "transformer/blocks/stacked/mlp/c_fc/weight": (
-        ("layers", "embed", "mlp"),
-        ("layers", "embed.in", "mlp"),
-    ),
-    "transformer/blocks/stacked/mlp/c_fc/bias": (("layers", "mlp"), ("layers", "mlp.bias")),
-    "transformer/blocks/stacked/mlp/c_proj/weight": (
-        ("layers", "mlp", "embed"),
-        ("layers", "mlp.in", "embed"),
-    ),
-    "transformer/blocks/stacked/ln_1/weight": (("layers", "embed"), ("layers", *NORM)),
-    "transformer/blocks/stacked/ln_1/bias": (("layers", "embed"), ("layers", "embed.norm.bias")),
-}
+LEVANTER = rows(
+    """
+embeddings/token_embeddings/weight: vocab embed -> vocab embed
+lm_head/weight: vocab embed -> vocab embed.in
+transformer/norm/weight: embed -> embed.norm.scale
+transformer/layers/stacked/input_layernorm/weight: layers embed -> layers embed.norm.scale
+transformer/layers/stacked/self_attn/q_proj/weight: layers kv_head q_heads_per_group head_size embed ->
+    layers kv_heads q_heads_per_group head_dim embed.in
+transformer/layers/stacked/self_attn/k_proj/weight: layers kv_head head_size embed -> layers kv_heads head_dim.in embed.in
+transformer/layers/stacked/self_attn/v_proj/weight: layers kv_head head_size embed -> layers kv_heads head_dim.value embed.in
+transformer/layers/stacked/self_attn/o_proj/weight: layers embed heads head_size -> layers embed heads.in head_dim.in
+transformer/layers/stacked/self_attn/k_norm/weight: layers head_size -> layers head_dim.in.norm.scale
+transformer/layers/stacked/mlp/gate_proj/weight: layers mlp embed -> layers mlp embed.in
+transformer/layers/stacked/mlp/down_proj/weight: layers embed mlp -> layers embed mlp.in
+embeddings/position_embeddings/weight: position embed -> context embed
+transformer/blocks/stacked/attn/c_attn/weight: layers embed qkv heads head_size -> layers embed.in qkv heads head_dim
+transformer/blocks/stacked/attn/c_attn/bias: layers qkv heads head_size -> layers qkv heads head_dim.bias
+transformer/blocks/stacked/attn/c_proj/weight: layers heads head_size embed -> layers heads.in head_dim.in embed
+transformer/blocks/stacked/mlp/c_fc/weight: layers embed mlp -> layers embed.in mlp
+transformer/blocks/stacked/mlp/c_fc/bias: layers mlp -> layers mlp.bias
+transformer/blocks/stacked/mlp/c_proj/weight: layers mlp embed -> layers mlp.in embed
+transformer/blocks/stacked/ln_1/weight: layers embed -> layers embed.norm.scale
+transformer/blocks/stacked/ln_1/bias: layers embed -> layers embed.norm.bias
+"""
+)
 
 
 def test_the_axes_of_levanter():
@@ -226,61 +173,65 @@ def test_the_axes_of_levanter():
 
 ONE_LAYER = {
     # Tunix's Llama 3 and Qwen 3 (NNX), where ``w`` is a kernel or the scale of a norm.
-    "tunix": {
-        "layers/{}/input_layernorm/w": ((D,), NORM),
-        "layers/{}/post_attention_layernorm/w": ((D,), NORM),
-        "layers/{}/attn/q_proj/w": ((D, H, B), QUERY),
-        "layers/{}/attn/k_proj/w": ((D, K, B), KEY),
-        "layers/{}/attn/v_proj/w": ((D, K, B), VALUE),
-        "layers/{}/attn/o_proj/w": ((H, B, D), OUT),
-        "layers/{}/attn/q_norm/w": ((B,), ("head_dim.norm.scale",)),
-        "layers/{}/attn/k_norm/w": ((B,), ("head_dim.in.norm.scale",)),
-        "layers/{}/mlp/gate_proj/kernel": ((D, F), ("embed.in", "mlp")),
-        "layers/{}/mlp/up_proj/kernel": ((D, F), ("embed.in", "mlp")),
-        "layers/{}/mlp/down_proj/kernel": ((F, D), ("mlp.in", "embed")),
-        "embedder/input_embedding": ((V, D), ("vocab", "embed")),
-        "final_norm/w": ((D,), NORM),
-        "lm_head/w": ((D, V), ("embed.in", "vocab")),
-    },
-    # Gemma (Linen), and Tunix's Gemma with the same names: adjacent kernels on the first axis.
-    "gemma": {
-        "layer_{}/pre_attention_norm/scale": ((D,), NORM),
-        "layer_{}/post_ffw_norm/scale": ((D,), NORM),
-        "layer_{}/attn/q_einsum/w": ((H, D, B), ("heads", "embed.in", "head_dim")),
-        "layer_{}/attn/kv_einsum/w": (
-            (2, K, D, B),
-            ("kv_parts", "kv_heads", "embed.in", "head_dim"),
-        ),
-        "layer_{}/attn/attn_vec_einsum/w": ((H, B, D), OUT),
-        "layer_{}/attn/_query_norm/scale": ((B,), ("head_dim.norm.scale",)),
-        "layer_{}/attn/_key_norm/scale": ((B,), ("head_dim.in.norm.scale",)),
-        "layer_{}/mlp/gating_einsum": ((2, F, D), ("gates", "mlp", "embed.in")),
-        "layer_{}/mlp/linear": ((F, D), ("mlp.in", "embed")),
-        "embedder/input_embedding": ((V, D), ("vocab", "embed")),
-        "final_norm/scale": ((D,), ("embed.norm.scale?",)),  # which its tied head reads
-    },
+    "tunix": rows(
+        """
+layers/{}/input_layernorm/w: D -> embed.norm.scale
+layers/{}/post_attention_layernorm/w: D -> embed.norm.scale
+layers/{}/attn/q_proj/w: D H B -> embed.in heads head_dim
+layers/{}/attn/k_proj/w: D K B -> embed.in kv_heads head_dim.in
+layers/{}/attn/v_proj/w: D K B -> embed.in kv_heads head_dim.value
+layers/{}/attn/o_proj/w: H B D -> heads.in head_dim.in embed
+layers/{}/attn/q_norm/w: B -> head_dim.norm.scale
+layers/{}/attn/k_norm/w: B -> head_dim.in.norm.scale
+layers/{}/mlp/gate_proj/kernel: D F -> embed.in mlp
+layers/{}/mlp/up_proj/kernel: D F -> embed.in mlp
+layers/{}/mlp/down_proj/kernel: F D -> mlp.in embed
+embedder/input_embedding: V D -> vocab embed
+final_norm/w: D -> embed.norm.scale
+lm_head/w: D V -> embed.in vocab
+"""
+    ),
+    # Gemma (Linen), and Tunix's Gemma with the same names: adjacent kernels on the first axis. Its tied
+    # head reads the final norm.
+    "gemma": rows(
+        """
+layer_{}/pre_attention_norm/scale: D -> embed.norm.scale
+layer_{}/post_ffw_norm/scale: D -> embed.norm.scale
+layer_{}/attn/q_einsum/w: H D B -> heads embed.in head_dim
+layer_{}/attn/kv_einsum/w: 2 K D B -> kv_parts kv_heads embed.in head_dim
+layer_{}/attn/attn_vec_einsum/w: H B D -> heads.in head_dim.in embed
+layer_{}/attn/_query_norm/scale: B -> head_dim.norm.scale
+layer_{}/attn/_key_norm/scale: B -> head_dim.in.norm.scale
+layer_{}/mlp/gating_einsum: 2 F D -> gates mlp embed.in
+layer_{}/mlp/linear: F D -> mlp.in embed
+embedder/input_embedding: V D -> vocab embed
+final_norm/scale: D -> embed.norm.scale?
+"""
+    ),
     # Gemma without GQA. An older version transposes its gates and has a ``w`` below them.
-    "gemma, one kernel": {
-        "transformer/layer_{}/attn/qkv_einsum/w": (
-            (3, H, D, B),
-            ("qkv", "heads", "embed.in", "head_dim"),
-        ),
-        "transformer/layer_{}/attn/attn_vec_einsum/w": ((H, B, D), OUT),
-        "transformer/layer_{}/mlp/gating_einsum/w": ((2, D, F), ("gates", "embed.in", "mlp")),
-        "transformer/layer_{}/mlp/linear/w": ((F, D), ("mlp.in", "embed")),
-    },
-    "nanodo": {
-        "blocks_{}/CausalAttn_0/query/kernel": ((D, H, B), QUERY),
-        "blocks_{}/CausalAttn_0/key/kernel": ((D, H, B), ("embed.in", "heads", "head_dim.in")),
-        "blocks_{}/CausalAttn_0/value/kernel": ((D, H, B), ("embed.in", "heads", "head_dim.value")),
-        "blocks_{}/CausalAttn_0/attn_out_proj/kernel": ((H, B, D), OUT),
-        "blocks_{}/LayerNorm_0/scale": ((D,), NORM),
-        "blocks_{}/Mlp_0/Dense_0/kernel": ((D, F), ("embed.in", "mlp")),
-        "blocks_{}/Mlp_0/Dense_1/kernel": ((F, D), ("mlp.in", "embed")),
-        "embed/embedding": ((V, D), ("vocab", "embed")),
-        "pos_embed/embedding": ((P, D), ("context", "embed")),
-        "out_ln/scale": ((D,), ("embed.norm.scale?",)),  # which its tied head reads
-    },
+    "gemma, one kernel": rows(
+        """
+transformer/layer_{}/attn/qkv_einsum/w: 3 H D B -> qkv heads embed.in head_dim
+transformer/layer_{}/attn/attn_vec_einsum/w: H B D -> heads.in head_dim.in embed
+transformer/layer_{}/mlp/gating_einsum/w: 2 D F -> gates embed.in mlp
+transformer/layer_{}/mlp/linear/w: F D -> mlp.in embed
+"""
+    ),
+    # Its tied head reads the final norm.
+    "nanodo": rows(
+        """
+blocks_{}/CausalAttn_0/query/kernel: D H B -> embed.in heads head_dim
+blocks_{}/CausalAttn_0/key/kernel: D H B -> embed.in heads head_dim.in
+blocks_{}/CausalAttn_0/value/kernel: D H B -> embed.in heads head_dim.value
+blocks_{}/CausalAttn_0/attn_out_proj/kernel: H B D -> heads.in head_dim.in embed
+blocks_{}/LayerNorm_0/scale: D -> embed.norm.scale
+blocks_{}/Mlp_0/Dense_0/kernel: D F -> embed.in mlp
+blocks_{}/Mlp_0/Dense_1/kernel: F D -> mlp.in embed
+embed/embedding: V D -> vocab embed
+pos_embed/embedding: P D -> context embed
+out_ln/scale: D -> embed.norm.scale?
+"""
+    ),
 }
 
 
@@ -379,8 +330,6 @@ def test_mesh_axes_and_missing_names_are_reported_not_guessed():
         {"layers/q_proj/w": (D, H, B), "layers/norm/w": (D,), "layers/mlp/kernel": (D, F)}
     )
     named = by_convention({"layers": theirs["layers"]})
-    with pytest.raises(
-        ValueError,
-        match=r"(?s)layers/mlp/kernel: the names .* contain '\?', .*layers/q_proj/w: the names",
-    ):
+    message = r"(?s)layers/mlp/kernel: the names .* contain '\?', .*layers/q_proj/w: the names"
+    with pytest.raises(ValueError, match=message):
         grow({}, params, named)
