@@ -130,6 +130,19 @@ def small_run(tmp_path_factory):
     return runs.small(tmp_path_factory.mktemp("home"))
 
 
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory):
+    """Return an experiment and the folder of its finished run, with all checkpoints."""
+    import runs  # import after the four devices are set
+
+    from train import pretrain
+
+    folder = tmp_path_factory.mktemp("whole")
+    experiment = runs.experiment(folder, checkpoint_every=2, keep_every=1)
+    pretrain.run_experiment(experiment, folder / "run")
+    return experiment, folder / "run"
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """Return a folder with a checkpoint of a GPT-2, ``gpt2``, and the files of CoLA, ``cola``."""

@@ -111,7 +111,7 @@ EXCEPTIONS: dict[str, str] = {
     "started from another model in": "tests/train/test_continue.py",
     "--apply and --out must": "tests/extras/test_learned_maps.py",
     "{out} exists already; give": "tests/extras/test_learned_maps.py",
-    "set data.field": "tests/train/test_formats.py",
+    "set data.field": "tests/extras/test_formats.py",
     "the model already has an adapter": "tests/extras/test_adapting.py",
     "a task of lm-eval (lm-eval ls": "the user chooses a task of lm-eval",
     "a copy of the dataset {path}": "tests/extras/test_harness.py",

@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxgrow.models import GPT2Config
+from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data.text import Data, read_tokens
+from train.extras.text import formats
 from train.extras.text.mixing import training_text
 
 TEXTS = ["one", None, "zwei ä", "three"]
@@ -206,3 +208,13 @@ def test_settings_without_effect_are_refused():
             Data(**settings)
     with pytest.raises(ValueError, match=r"no effect on data\.source=tokens"):
         Data("tokens", "a", bos=False)
+
+
+def test_a_row_group_need_not_fit_into_memory(tmp_path):
+    """A writer may put a complete file into one row group. By default, readers load it at once."""
+    count = 100_000
+    one = pa.table({"body": [f"{i:02000}" for i in range(count)]})
+    small_pages = {"use_dictionary": False, "write_batch_size": 8, "data_page_size": 1 << 14}
+    pq.write_table(one, tmp_path / "a.parquet", count, compression="none", **small_pages)
+    with using_limits(bytes=100 << 20):
+        assert sum(1 for _ in formats.read_documents(tmp_path / "a.parquet", "body")) == count

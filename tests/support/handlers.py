@@ -1,8 +1,13 @@
-"""Python's signal handlers, also in a process that was started in the background."""
+"""Processes and their signals, also if the tests themselves were started in the background."""
 
+import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
 
 PYTHON = {
     signal.SIGINT: signal.default_int_handler,
@@ -25,3 +30,22 @@ def python_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def started_process(command: list[str], folder: Path, **options) -> subprocess.Popen:
+    """Start a command that handles Ctrl-C and compiles quickly; its stderr is a pipe."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    options = {"stderr": subprocess.PIPE, "text": True} | options
+    # A shell may have started the tests in the background, where processes ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, cwd=folder, env=environment, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def ended_process(process: subprocess.Popen) -> tuple[int, str]:
+    """Return the exit status, and the last line on stderr."""
+    _, said = process.communicate(timeout=300)
+    assert "Traceback" not in said
+    return process.returncode, said.strip().splitlines()[-1]

@@ -10,6 +10,7 @@ from typing import Any
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -18,13 +19,14 @@ from jaxgrow.cli.program import main as jaxgrow
 from jaxgrow.models import Config, GPT2Config
 from train import pretrain
 from train.config.experiment import Experiment
+from train.data.batches import Stream
 from train.data.text import Data
 from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
 from train.run import trainer
 from train.state.mesh import Mesh, replicated_sharding
 from train.state.model import TrainState
 from train.state.optim import Optim
-from train.step import programs
+from train.step import programs, step
 from train.store.checkpoint import Checkpoints
 from train.store.workdir import load_params
 
@@ -171,8 +173,8 @@ class Killed(BaseException):
 
 def stopped(experiment: Experiment, folder: Path, *steps: int) -> None:
     """Run, kill the run right after each checkpoint in ``steps``, and continue it each time."""
-    for step in steps:
-        killed(experiment, folder, step)
+    for at in steps:
+        killed(experiment, folder, at)
     pretrain.run_experiment(experiment, folder)
 
 
@@ -205,6 +207,37 @@ def compiling(*kinds: str):
         for name in kinds or ("step", "evaluation", "made"):
             patch.setattr(programs, name, cache(getattr(programs, name).__wrapped__))
         yield
+
+
+def poison(patch, *steps, value=np.nan, entry=False):
+    """Make the gradients of the given steps NaN, or one entry of one leaf."""
+    real = step.gradients
+
+    def gradients(model, batch, rows, key, accumulate, pairs):
+        loss, grads = real(model, batch, rows, key, accumulate, pairs)
+        leaf = grads["final_norm"]["scale"]
+        bad = leaf.at[1].set(value) if entry else leaf * value
+        # the key of a step says which step it is
+        keys = [jax.random.fold_in(jax.random.key(0), number - 1) for number in steps]
+        hit = jnp.stack(list(map(jax.random.key_data, keys))) == jax.random.key_data(key)[None]
+        grads["final_norm"]["scale"] = jnp.where(hit.all(-1).any(), bad, leaf)
+        return loss, grads
+
+    patch.setattr(step, "gradients", gradients)
+
+
+def recorded_inputs(patch) -> list[np.ndarray]:
+    """Return a list to which every training batch of later runs adds its inputs."""
+    found: list[np.ndarray] = []
+    following = Stream.__next__
+
+    def recorded(self):
+        batch = following(self)
+        found.append(np.asarray(batch[0]))
+        return batch
+
+    patch.setattr(Stream, "__next__", recorded)
+    return found
 
 
 @contextmanager

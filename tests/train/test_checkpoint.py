@@ -40,15 +40,18 @@ def model(step: int) -> TrainState:
     )
 
 
+def save(folder: Path, *steps: int) -> None:
+    with Checkpoints(folder) as checkpoints:
+        for step in steps:
+            models = {"large": model(step)}
+            checkpoints.save(step, models, position(step), replace(RECORD, step=step))
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Return the folder of a run with checkpoints at steps 3 and 6."""
     folder = tmp_path_factory.mktemp("saved")
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        for step in (3, 6):
-            checkpoints.save(
-                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
-            )
+    save(folder / "checkpoints", 3, 6)
     return folder
 
 
@@ -183,13 +186,9 @@ def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monke
         raise runs.Killed
 
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(runs.Killed),
-        Checkpoints(tmp_path / "checkpoints") as checkpoints,
-    ):
+    with monkeypatch.context() as patch, pytest.raises(runs.Killed):
         patch.setattr(checkpoint, at, dies)
-        checkpoints.save(9, {"large": model(9)}, position(9), replace(RECORD, step=9))
+        save(tmp_path / "checkpoints", 9)
     capsys.readouterr()
     whole = 9 if at == "sync_folder" else 6
     assert (
@@ -199,8 +198,7 @@ def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monke
     assert capsys.readouterr().err == ("" if whole == 9 else INCOMPLETE)
     assert names(tmp_path / "checkpoints") == (["3", "6", "9"] if whole == 9 else ["3", "6"])
     # The next save replaces the incomplete checkpoint.
-    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-        checkpoints.save(9 + whole, {"large": model(9 + whole)}, position(9), RECORD)
+    save(tmp_path / "checkpoints", 9 + whole)
     assert names(tmp_path / "checkpoints") == sorted([str(whole), str(9 + whole)])
 
 
@@ -301,11 +299,7 @@ def test_folders_of_the_user_are_not_touched(saved, tmp_path, capsys):
     assert f"{where / '20250102'} is a copy of checkpoint 6: it is neither used nor" in said
     assert f"{where / '.saving-7'} is not an unfinished save of this run: left as it is" in said
     assert (names(where), files(where)) == before
-    with Checkpoints(where) as checkpoints:
-        for step in (9, 12):
-            checkpoints.save(
-                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
-            )
+    save(where, 9, 12)
     assert set(names(where)) == set(before[0]) - {"3", "6"} | {"9", "12"}
     assert all((where / name / "notes.txt").exists() for name in kept if name != "20250102")
 
@@ -324,11 +318,7 @@ def test_only_marked_checkpoints_and_sealed_files_are_deleted(saved, tmp_path):
     (where / ".saving-9" / "SHA256SUMS").write_text("")  # killed while it was sealed
     kept = files(where / ".old-2")
     assert restored(tmp_path) == 6
-    with Checkpoints(where) as checkpoints:
-        for step in (9, 12):
-            checkpoints.save(
-                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
-            )
+    save(where, 9, 12)
     assert files(where / ".old-2") == kept
     assert (where / "3" / "models" / "notes.txt").read_text() == "mine"
     assert {*names(where)} == {"3", "9", "12", ".old-2"}
@@ -343,25 +333,18 @@ def test_a_checkpoint_with_a_link_is_not_deleted(saved, tmp_path, name):
     (where / "3" / name).rename(moved)
     (where / "3" / name).symlink_to(moved)
     before = files(where / "3"), files(moved)
-    with Checkpoints(where) as checkpoints:
-        for step in (9, 12):
-            checkpoints.save(
-                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
-            )
+    save(where, 9, 12)
     assert names(where) == ["12", "3", "9"]
     assert (files(where / "3"), files(moved)) == before
     assert (where / "3" / name).is_symlink()
 
 
 def test_a_save_replaces_no_other_folder(tmp_path):
-    for name, save in {"6": 6, ".saving-9": 9}.items():
+    for name, step in {"6": 6, ".saving-9": 9}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes.txt").touch()
-        with (
-            pytest.raises(UserError, match=rf"{name} exists and is not a checkpoint .*; move it"),
-            Checkpoints(tmp_path) as checkpoints,
-        ):
-            checkpoints.save(save, {"large": model(0)}, position(0), RECORD)
+        with pytest.raises(UserError, match=rf"{name} exists and is not a checkpoint .*; move it"):
+            save(tmp_path, step)
         assert (tmp_path / name / "notes.txt").exists()
 
 
@@ -373,8 +356,7 @@ def test_damaged_checkpoints_are_never_deleted(saved, tmp_path):
         flip(max(files(where / "6"), key=lambda path: path.stat().st_size))
         assert restored(tmp_path) == 3
         assert names(where) == sorted(["3", *expected])
-        with Checkpoints(where) as checkpoints:
-            checkpoints.save(6, {"large": model(6)}, position(6), replace(RECORD, step=6))
+        save(where, 6)
 
 
 def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatch):
@@ -382,11 +364,8 @@ def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "seal", full)
-    with pytest.raises(OSError, match="No space"), Checkpoints(tmp_path) as checkpoints:
-        for step in (3, 6):
-            checkpoints.save(
-                step, {"large": model(step)}, position(step), replace(RECORD, step=step)
-            )
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 3, 6)
     assert not (tmp_path / "6").exists()
 
 

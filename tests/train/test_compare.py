@@ -9,14 +9,23 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import runs
+from synthetic import (
+    COMPILING,
+    CONFIG,
+    CYCLE,
+    GROWN,
+    SCRATCH,
+    at,
+    dropping,
+    made,
+    tables,
+    two_seeds,
+)
 
-from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
 from train import compare
-from train.analysis import comparing
 from train.analysis.runs import (
     Run,
     frontier_budget,
@@ -27,86 +36,8 @@ from train.analysis.runs import (
 )
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
-from train.config.experiment import Experiment, experiment_json
 from train.config.overrides import seed_list
-from train.extras import run_plots as plots
-from train.plan.methods import GrowTo, TrainStage
-from train.plan.recipes import deepened
-from train.run import trainer
 from train.step import programs
-
-COMPILING = 3.0  # seconds of compilation before the first validation of a synthetic run
-CONFIG = experiment_json(Experiment("synthetic", GPT2Config(), steps=4, batch=4))
-
-
-def made(
-    folder: Path,
-    name: str,
-    curve: list[tuple],
-    seed: int = 0,
-    config: dict[str, Any] = CONFIG,
-    rates: tuple[float, ...] = (1.0, 0.0),
-    **result,
-) -> Run:
-    """Create a finished run from ``(phase, step, cost, loss)`` tuples and learning rates.
-
-    Its FLOPs are 10 times its running time in seconds. Its total time also includes
-    compilation.
-    """
-
-    def times(c: float) -> dict[str, float]:
-        return {"flops": 10.0 * c, "seconds": c + COMPILING, "compile_seconds": COMPILING}
-
-    folder = folder / f"{name}-{seed}"
-    folder.mkdir()
-    lines = [{"phase": p, "step": s, **times(c), "val_loss": v} for p, s, c, v in curve]
-    # a line without a validation loss
-    other = {
-        "phase": curve[0][0],
-        "flops": 0.0,
-        "seconds": 0.0,
-        "compile_seconds": 0.0,
-        "loss": -1.0,
-    }
-    lines[1:1] = [
-        other | {"step": i, "tokens": i, "lr": rate} for i, rate in enumerate(rates, 2 - len(rates))
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    _, _, cost, loss = curve[-1]
-    phase = {
-        "phase": "train large",
-        "parameters": 50,
-        "steps": 4,
-        "tokens": 100,
-        "layers": 14.0,
-        **times(cost),
-    }
-    values = {
-        "tokens": 100,
-        "val_loss": loss,
-        "phases": [phase],
-        "val_accuracy": 0.25,
-        "model": GPT2Config().as_json(),
-        **times(cost),
-    }
-    (folder / "result.json").write_text(json.dumps(values | result))
-    (folder / "config.json").write_text(json.dumps(config))
-    return Run(name, seed, folder)
-
-
-SCRATCH = [
-    ("train large", s, float(10 * s), v) for s, v in ((1, 6.0), (2, 5.0), (3, 4.0), (4, 3.0))
-]
-CYCLE = [
-    # The first phase has the same name as the last one, and it reached the loss earlier.
-    ("train large", 1, 2.0, 5.0),
-    ("train large", 2, 4.0, 2.0),
-    ("train coarse1", 1, 6.0, 1.0),
-    ("train large", 1, 20.0, 4.0),
-    ("train large", 2, 24.0, 3.5),
-    ("train large", 3, 28.0, 2.5),
-    ("train large", 4, 32.0, 2.0),
-]
 
 
 def test_the_cost_of_a_loss_is_interpolated(tmp_path):
@@ -173,26 +104,8 @@ def test_a_run_that_ends_with_an_earlier_model_costs_all_of_its_steps(tmp_path):
 
 
 @pytest.fixture
-def comparison(tmp_path) -> Comparison:
-    slow = [(p, s, 2 * c, v) for p, s, c, v in SCRATCH]
-    short = [("train large", 1, 10.0, 6.0), ("train large", 2, 20.0, 4.0)]
-    return Comparison(
-        [
-            [made(tmp_path, "scratch", SCRATCH), made(tmp_path, "scratch", slow, seed=1)],
-            [made(tmp_path, "cycle", CYCLE), made(tmp_path, "cycle", CYCLE, seed=1)],
-        ],
-        [[made(tmp_path, "scratch-x0.5", short), made(tmp_path, "scratch-x0.5", short, seed=1)]],
-    )
-
-
-def tables(text: str) -> list[dict[str, dict[str, str]]]:
-    """Return the cells of each table in a Markdown text, by run and column."""
-    blocks = [[]]
-    for line in text.splitlines():
-        blocks[-1].append([c.strip() for c in line.split("|")[1:-1]]) if line[
-            :1
-        ] == "|" else blocks.append([])
-    return [{row[0]: dict(zip(b[0], row, strict=True)) for row in b[2:]} for b in blocks if b]
+def comparison(tmp_path):
+    return two_seeds(tmp_path)
 
 
 def test_savings_by_hand(comparison):
@@ -325,14 +238,6 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
         assert ("scratch-x0.5, from scratch with the same cost, has a loss of 4.0000" in line) == (
             name == "cheap"
         )
-
-
-def at(folder: Path, name: str, ends: list[tuple[float, float]]) -> list[Run]:
-    """Create a run of each seed from its cost and final loss."""
-    return [
-        made(folder, name, [("train large", 1, cost, loss)], seed)
-        for seed, (cost, loss) in enumerate(ends)
-    ]
 
 
 def test_a_negative_bound_is_an_upper_bound_of_the_additional_flops(tmp_path):
@@ -593,30 +498,6 @@ def test_the_noise_floor_by_hand(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "per"),
-    [
-        (ViTConfig(), "image"),
-        (GPT2Config(head="classes", classes=3), "text"),
-        (GPT2Config(), "token"),  # its config has the field `classes` as well
-        (BERTConfig(), "token"),
-        (BERTConfig(head="token_classes", classes=3), "token"),
-        (BERTConfig(head="spans"), "text"),
-    ],
-    ids=["ViT", "texts", "GPT-2", "BERT", "words", "spans"],
-)
-def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, per):
-    runs = [
-        made(tmp_path, "run", SCRATCH, seed=s, model=model.as_json(), val_accuracy=a)
-        for s, a in ((0, 0.5), (1, 0.75))
-    ]
-    comparison = Comparison([runs], [])
-    row = tables(comparison.report())[0]["run"]
-    assert row.get("accuracy") == ("62.5%" if model.predicts == "classes" else None)
-    plots.plot_losses(comparison, tmp_path / "losses.png")
-    assert figures[-1].axes[0].get_ylabel() == f"validation loss (nats per {per})"
-
-
 def test_a_bound_is_one_only_beside_a_number(comparison):
     (_, cycle), shorter = comparison.runs, comparison.frontier
     far = made(
@@ -639,12 +520,6 @@ def test_a_diverged_config_is_marked_without_a_saving(comparison):
     assert "wild diverged with seed 0, 1, so no saving is given for it." in partly.report()
 
 
-GROWN = [
-    ("train small", 1, 5.0, 4.0),
-    ("grow small", 0, 6.0, 3.9),
-    ("train large", 1, 16.0, 3.5),
-    ("train large", 2, 26.0, 3.0),
-]
 SOURCES = (
     [("train small", 4.0), ("measure small", 1.0), ("train small", 1.0)],
     [("import small", 6.0)],
@@ -698,72 +573,6 @@ def test_learning_maps_is_a_cost_of_the_method(tmp_path):
     assert row["saved_flops_given"] == row["saved_flops"]
 
 
-def dropping(folder: Path, seed: int, seconds: float) -> Run:
-    """Create a run of two phases of 4 and 20 steps, in which the second phase drops layers.
-
-    The second phase takes ``seconds`` per step after a slow first log line.
-    """
-    run = made(folder, "drop", SCRATCH, seed)
-    phases = [
-        {"phase": "train large", "steps": 4, "tokens": 40, "layers": 16.0},
-        {"phase": "measure large", "steps": 0, "tokens": 0, "layers": 0.0},
-        {"phase": "train large", "steps": 20, "tokens": 200, "layers": 55.0},
-    ]
-    result = run.result | {
-        "tokens": 240,
-        "phases": [
-            p | {"parameters": 50, "flops": 9.0, "seconds": 5.0, "compile_seconds": 2.0}
-            for p in phases
-        ],
-    }
-    (run.folder / "result.json").write_text(json.dumps(result))
-    steps = {4: 3.0, 8: 9.0, 12: 9 + 4 * seconds, 16: 9 + 8 * seconds, 24: 80.0}
-    with (run.folder / "metrics.jsonl").open("a") as log:
-        for step, at in steps.items():
-            keep = {"keep": [1.0, 0.75, 0.5, 0.5]} if step > 4 else {}
-            line = {
-                "phase": "train large",
-                "step": step,
-                "tokens": 10 * step,
-                "seconds": at,
-                "flops": 1.0,
-                "loss": 2.0,
-            }
-            line |= {"compile_seconds": 0.0}
-            log.write(json.dumps(line | keep) + "\n")
-    return Run("drop", seed, run.folder)
-
-
-def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
-    scores = {
-        "sst2, accuracy": [[0.5], [0.75], [0.25]][: len(comparison.runs) + len(comparison.frontier)]
-    }
-    _, rows, _ = tables(replace(comparison, scores=scores).report())
-    assert [row["sst2, accuracy"] for row in rows.values()] == [
-        f"{x:.4f}" for (x,) in scores["sst2, accuracy"]
-    ]
-    assert {row["loss"] for row in rows.values()} == {
-        row["loss"] for row in tables(comparison.report())[0].values()
-    }
-
-
-def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
-    def fails(*_):
-        raise UserError("no score")
-
-    finished = Comparison([[made(tmp_path, "base", [("train large", 4, 1.0, 2.0)])]], [])
-    written = []
-    monkeypatch.setattr(compare, "run_comparison", lambda *_: finished)
-    monkeypatch.setattr(compare, "SCORERS", {"evaluate": lambda arguments: fails})
-    monkeypatch.setattr(compare, "_write_report", lambda *about: written.append(about))
-    script = runs.script(tmp_path, runs.experiment(tmp_path))
-    arguments = ["compare", script, "--workdir", str(tmp_path), "--evaluate", "blimp"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(UserError, match="no score"):
-        compare.main()
-    assert written == [(finished, tmp_path)]
-
-
 def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
     runs = [dropping(tmp_path, seed, seconds) for seed, seconds in ((0, 0.5), (1, 0.75))]
     # the lower median of eight steps of 0.5 s and eight of (80 - 13) / 8 s
@@ -790,69 +599,7 @@ def test_a_short_last_interval_does_not_decide_the_time_of_a_step(tmp_path):
     assert Run("stage", 0, run.folder).step_seconds(0) == 0.25
 
 
-def test_keep_probabilities_are_plotted_for_layer_dropping(tmp_path):
-    scratch, path = made(tmp_path, "scratch", SCRATCH), tmp_path / "keep.png"
-    assert not plots.plot_keep(Comparison([[scratch]], []), path)
-    assert not path.exists()
-    assert plots.plot_keep(Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []), path)
-    assert path.read_bytes()[:4] == b"\x89PNG"
-
-
 # --- plots ---
-
-
-def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures, tmp_path):
-    many = [
-        [made(tmp_path, f"method{i}", [(p, s, c + i, v) for p, s, c, v in SCRATCH])]
-        for i in range(9)
-    ]
-    first = [runs[:1] for runs in comparison.runs]
-    plots.plot_losses(
-        Comparison([*first, *many], [runs[:1] for runs in comparison.frontier]),
-        tmp_path / "plot.png",
-    )
-    ((axes,), (legend,)) = figures[0].axes, figures[0].legends
-    assert (
-        axes.get_xscale() == "log"
-        and "FLOPs" in axes.get_xlabel()
-        and "nats per token" in axes.get_ylabel()
-        and all(label.get_text() for label in axes.get_xticklabels())
-    )
-    figures[0].draw_without_rendering()
-    # The legend covers no data.
-    assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
-    assert axes.get_window_extent().width > 0.8 * figures[0].bbox.width
-    names = [t.get_text() for t in legend.get_texts()]
-    shared = ["small model of the run", "end of each seed"]
-    own = [
-        "final loss of the baseline",
-        "shorter runs from scratch",
-        "frontier: runs from scratch, each fully decayed",
-    ]
-    assert names[-6:] == ["method8", *own, *shared]
-    lines = {
-        (line.get_color(), line.get_linestyle())
-        for line in axes.lines
-        if len({*line.get_xdata()}) > 1
-    }
-    # All lines differ.
-    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + len(own)
-
-
-def test_every_line_style_is_in_the_legend(figures, tmp_path):
-    scratch, again = (
-        [made(tmp_path, name, SCRATCH, seed=s) for s in range(3)] for name in ("scratch", "again")
-    )
-    cycle = [made(tmp_path, "cycle", CYCLE, seed=s) for s in range(3)]
-    plots.plot_losses(Comparison([scratch, cycle, again], []), tmp_path / "plot.png")
-    ((axes,), (legend,)) = figures[0].axes, figures[0].legends
-    explained = {line.get_linestyle() for line in legend.get_lines()}
-    assert {line.get_linestyle() for line in axes.lines} <= explained
-    assert "95 % interval of the mean" in {t.get_text() for t in legend.get_texts()}
-    drawn = {line.get_label(): line for line in axes.lines}
-    assert drawn["scratch"].get_xydata().tolist() == drawn["again"].get_xydata().tolist()
-    assert drawn["scratch"].get_linewidth() > 2 * drawn["again"].get_linewidth()
-    assert drawn["scratch"].get_color() != drawn["again"].get_color()
 
 
 def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
@@ -875,81 +622,6 @@ def test_curves_over_seeds_are_means_with_intervals_by_hand(tmp_path):
         alone[2].cost.tolist() == [c + COMPILING for _, _, c, _ in CYCLE[3:]]
         and not alone[2].half.any()
     )
-
-
-@pytest.mark.parametrize(("unit", "says"), [("flops", "FLOPs"), ("run_seconds", "seconds")])
-def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tmp_path, unit, says):
-    far = [[(p, s, c, v + by) for p, s, c, v in SCRATCH] for by in (0, 1, 0.5)]
-    first = [made(tmp_path, "far", curve, seed) for seed, curve in enumerate(far)]
-    half = [made(tmp_path, "far-x0.5", [("train large", 1, 20.0, 4.0)], seed=s) for s in range(3)]
-    plots.plot_losses(Comparison([first, comparison.runs[1]], [half]), tmp_path / "plot.png", unit)
-    (axes,) = figures[0].axes
-    assert axes.get_xlabel().startswith(says) and "all phases counted" in axes.get_xlabel()
-    assert unit == "flops" or "without compilation and validation" in axes.get_xlabel()
-    scale = 10 if unit == "flops" else 1
-    line, band = (
-        next(x for x in axes.lines if x.get_label() == "far"),
-        axes.collections[0].get_paths()[0].vertices,
-    )
-    assert line.get_xdata().tolist() == [scale * c for _, _, c, _ in SCRATCH]
-    low, high = (f(y for x, y in band if x == scale * 40.0) for f in (min, max))
-    assert (low, high) == pytest.approx(
-        (3.5 - 4.303 * 0.5 / 3**0.5, 3.5 + 4.303 * 0.5 / 3**0.5), rel=1e-3
-    )
-    (frontier,) = (x for x in axes.lines if "frontier" in str(x.get_label()))
-    assert frontier.get_xydata().tolist() == [[scale * 20.0, 4.0], [scale * 40.0, 3.5]]
-    marked = {text.get_text(): text.get_position()[0] for text in axes.texts}
-    marked = {text: x for text, x in marked.items() if text and "fewer" not in text}
-    assert marked == {"50 %": scale * 20.0, "100 % of the budget": scale * 40.0}
-    assert {x.get_xdata()[0] for x in axes.lines if x.get_xdata()[0] == x.get_xdata()[-1]} >= set(
-        marked.values()
-    )
-    dots = [x for x in axes.lines if x.get_marker() == "o"]
-    assert [*dots[0].get_ydata()] == [3.0, 4.0, 3.5]  # the final loss of each seed
-    figures[0].draw_without_rendering()
-    (legend,) = figures[0].legends
-    assert (
-        min(t.get_fontsize() for t in [*axes.texts, *legend.get_texts(), *axes.get_xticklabels()])
-        >= 8
-    )
-    assert figures[0].get_figwidth() <= 8.7  # At the width of the README, the text keeps its size.
-    plots.plot_losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
-    drawn = [path for c in figures[1].axes[0].collections for path in c.get_paths()]
-    # no band, and markers without error bars
-    assert all(len({y for _, y in path.vertices}) == 1 for path in drawn)
-
-
-def test_keep_probabilities_have_one_panel_per_stage(figures, tmp_path):
-    run = dropping(tmp_path, 0, 0.5)
-    coarse = {
-        "phase": "train coarse1",
-        "step": 8,
-        "tokens": 1,
-        "seconds": 1,
-        "compile_seconds": 0,
-        "loss": 1.0,
-        "keep": [1, 0.5],
-    }
-    large = coarse | {"phase": "train large", "step": 4, "keep": [1, 1, 1, 0.5]}
-    # Add a smaller model, and then another stage of the large one, with a single log line each.
-    with (run.folder / "metrics.jsonl").open("a") as log:
-        log.write(json.dumps(coarse) + "\n" + json.dumps(large) + "\n")
-    scratch = made(tmp_path, "scratch", SCRATCH)
-    assert plots.plot_keep(
-        Comparison([[scratch], [Run("drop", 0, run.folder)]], []), tmp_path / "keep.png"
-    )
-    panels = [axes for axes in figures[0].axes if axes.get_title()]
-    assert [axes.get_title() for axes in panels] == [
-        "drop, train large",
-        "drop, train coarse1",
-        "drop, train large",
-    ]
-    for axes, depth in zip(panels, (4, 2, 4), strict=True):
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "layer") and axes.get_ylim() == (
-            0.5,
-            depth + 0.5,
-        )
-        assert all(float(tick).is_integer() for tick in axes.get_yticks())
 
 
 # --- the script ---
@@ -1008,40 +680,13 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     assert {name: (folder / name).read_bytes() for name in first} == first
 
 
-def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "runs"
-    scratch = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
-    of_wild = runs.growing(
-        tmp_path,
-        GrowTo((TrainStage(1.0),), by=runs.DOUBLED),
-        source="wild-seed{seed}",
-        name="of_wild",
-    )
-    wild = f"{runs.script(tmp_path, runs.experiment(tmp_path, name='wild', model=runs.SMALL))}:optim.peak_lr=1e38"
-    options = [
-        scratch,
-        wild,
-        runs.script(tmp_path, of_wild),
-        f"{scratch}:steps=4:name=short",
-        "--workdir",
-        folder,
-    ]
-    called(monkeypatch, *options)
-    said = capsys.readouterr()
-    assert (
-        "wild-seed0 diverged: " in said.err
-        and "of_wild-seed0 diverged: the run wild-seed0 that it grows from" in said.err
-    )
-    found = json.loads((folder / "compare.json").read_text())
-    assert [row["run"] for row in found["rows"]] == ["scratch", "short"]
-    assert found["diverged"] == {"wild": [0], "of_wild": [0]}
-    assert tables(said.out)[0]["wild"]["loss"] == "diverged: seed 0"
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (("--seeds", "0,0"), "--seeds names 0 more than once: a repeated run is not a replication"),
+        (("--seeds", "a,b"), "--seeds takes numbers separated by commas, not 'a,b'"),
+        (("--set", "optim.peak_rl=1"), "did you mean optim.peak_lr?"),
+        (("{0}",), "such as CONFIG:name=again"),
         (("--seeds", "-1"), "--seeds takes numbers between 0 and 2^32 - 1, not -1"),
         (
             ("{0}:eval_batches=1:name=again",),
@@ -1083,42 +728,3 @@ def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, cap
         )
     assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
-
-
-def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
-    """The first line says what runs and for how long, and phases have names for people."""
-    monkeypatch.setattr(programs, "_USED", set())
-    trainer._say_once.cache_clear()
-    base = runs.experiment(tmp_path, name="base", steps=40)
-    half = replace(
-        base, name="half", method=deepened(base.model, 1, 0.5, TrainStage(0.5, warmup=0))
-    )
-    short = comparing.shortened_experiment(base, half.cost / base.cost)
-    comparing.run_comparison([base, half], [short], [0], tmp_path)
-    first, *lines = capsys.readouterr().err.splitlines()
-    titles = ["from scratch", "half of the layers first", "from scratch at the same cost"]
-    assert first == f"3 runs, about 1 minute: {'; '.join(titles)}"
-    for number, title in enumerate(titles, 1):
-        assert f"run {number} of 3: {title}" in lines
-    assert sum(line.startswith("data: ") for line in lines) == 1
-    assert "small model: compiling .." in lines and "train large" not in "\n".join(lines)
-    comparing.run_comparison([base, half], [short], [0], tmp_path)  # it has finished
-    assert capsys.readouterr().err.startswith("3 runs, less than a minute: ")
-
-
-def test_the_saving_is_an_arrow_from_the_frontier(figures, tmp_path):
-    whole, grown = made(tmp_path, "whole", SCRATCH), made(tmp_path, "grown", GROWN)
-    short = made(tmp_path, "whole-x0.5", [("train large", 1, 20.0, 4.0)])
-    comparison = Comparison([[whole], [grown]], [[short]])
-    (saved,) = comparison.rows()[1]["saved_frontier"]
-    assert 0 < saved < 1
-    for unit, count in (("flops", 1), ("run_seconds", 0)):
-        plots.plot_losses(comparison, tmp_path / "plot.png", unit)
-        (axes,) = figures[-1].axes
-        arrows = [t for t in axes.texts if getattr(t, "arrow_patch", None) is not None]
-        assert len(arrows) == count and "50 parameters, 1 seed" in axes.get_title(loc="left")
-        for arrow in arrows:
-            (end, loss), (start, same) = arrow.xy, arrow.get_position()
-            assert loss == same == grown.loss and end == grown.cost("flops")
-            assert 1 - end / start == pytest.approx(saved)
-            assert f"{100 * saved:.1f} % fewer FLOPs" in {t.get_text() for t in axes.texts}

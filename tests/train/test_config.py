@@ -2,40 +2,29 @@
 
 import dataclasses
 import functools
-import importlib
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import runs
 
-from jaxgrow.layerdrop import LayerDrop
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
+from jaxgrow.models import BERTConfig, LlamaConfig
 from train.common.errors import UserError
-from train.config.effect import refuse_unused
 from train.config.experiment import (
     Experiment,
     check_experiment,
     described_differences,
     experiment_json,
-    experiment_names,
-    listed_experiments,
     load_experiment,
 )
 from train.config.resuming import resume_conflicts
 from train.data.text import Data
-from train.extras.fine_tune import FineTune
 from train.extras.images.images import Images
-from train.extras.labelled.downstream import FineTuning
-from train.extras.labelled.task import Labelled
 from train.plan.methods import Growing, Scratch, TrainStage, VCycle
-from train.plan.training import Train
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = [p.relative_to(ROOT) for p in sorted((ROOT / "configs").rglob("*.py"))]
 
 
 @pytest.fixture(autouse=True)
@@ -47,48 +36,6 @@ def at_the_root(monkeypatch):
 @pytest.fixture
 def path(tmp_path):
     return runs.script(tmp_path, runs.experiment(tmp_path, method=runs.VCYCLE))
-
-
-def module(path: Path):
-    return importlib.import_module(".".join(path.with_suffix("").parts))
-
-
-FAST = ("demo",)  # The plans of the other configs are of these kinds.
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=[pytest.mark.slow] * (p.stem not in FAST), id=p.stem) for p in CONFIGS],
-)
-def test_every_experiment_loads_by_its_name(path):
-    for name in experiment_names(module(path)):
-        made = getattr(module(path), name)()
-        # The corpora of the papers are not here.
-        experiment = load_experiment(
-            f"{ROOT / path}:{name}", ["steps=100_000"] if made.epochs else []
-        )
-        assert experiment.name.endswith(name)
-        last = experiment.plan[-1]
-        assert isinstance(last, Train)
-        # LEMON scales the eps of the norms.
-        assert dataclasses.replace(last.config, eps=experiment.model.eps) == experiment.model
-
-
-def test_no_two_experiments_have_one_name():
-    every = [
-        getattr(module(path), name)().name
-        for path in CONFIGS
-        for name in experiment_names(module(path))
-    ]
-    assert len(set(every)) == len(every) == 208
-
-
-def test_no_experiment_has_a_setting_without_effect():
-    for path in CONFIGS:
-        for name in experiment_names(module(path)):
-            refuse_unused(getattr(module(path), name)())
-        for name in experiment_names(module(path), FineTuning):
-            refuse_unused(getattr(module(path), name)())
 
 
 def test_an_experiment_has_settings_of_its_own_after_its_name():
@@ -271,30 +218,6 @@ def test_models_of_a_run_that_mask_differently_are_refused():
         check_experiment(other)
 
 
-def test_labelled_samples_have_the_length_that_the_ledger_counts():
-    sizes = dict(layers=1, embed=4, heads=1, head_dim=4, mlp=4, vocab=8, context=8)
-    model = BERTConfig(**sizes, head="classes")
-    data = Labelled("cola", "x", length=8)
-    experiment = Experiment("task", model, steps=4, batch=4, data=data)
-    check_experiment(experiment)
-    short = dataclasses.replace(data, length=4)
-    with pytest.raises(ValueError, match=r"counted with 8 positions, but .* data.length=4"):
-        check_experiment(dataclasses.replace(experiment, data=short))
-    method = FineTune("x", length=4)  # as in train.finetune
-    check_experiment(dataclasses.replace(experiment, data=short, method=method))
-
-
-def test_dropped_layers_of_padded_texts_are_refused():
-    sizes = dict(layers=2, embed=4, heads=1, head_dim=4, mlp=4, vocab=8, context=8)
-    data = Labelled("cola", "x", length=8)
-    method = FineTune("x", drop=LayerDrop())
-    model = BERTConfig(**sizes, head="classes")
-    encoder = Experiment("task", model, steps=4, batch=4, data=data, method=method)
-    with pytest.raises(ValueError, match=r"drops layers .* instead of a BERTConfig"):
-        check_experiment(encoder)
-    check_experiment(dataclasses.replace(encoder, model=GPT2Config(**sizes, head="classes")))
-
-
 def test_a_small_model_that_runs_differently_is_said(capsys):
     """`--set model.dtype` does not change the small model that the config has built."""
     large, small = (f"{name}.dtype=bfloat16" for name in ("model", "method.small"))
@@ -375,6 +298,12 @@ def test_a_warm_up_longer_than_its_phase_is_said(tmp_path, path, capsys):
         ("optim.weight_decay=1e999", "weight_decay must be finite and not negative, but is inf"),
         ("optim.eps=-1e-8", "eps must be finite and not negative, but is -1e-08"),
         ("optim.warmup=-1", "warmup must be finite and not negative, but is -1"),
+        (
+            "model.layers=1000000000000",
+            "model.layers must be at most 16,384, but is 1,000,000,000,000",
+        ),
+        ("optim.schedule=step", "expected 'cosine' or 'linear' or 'wsd', but got 'step'"),
+        ("optim.decay=-1", "decay must be between 0 and 1, but is -1.0"),
         ("optim.floor=1.5", "floor must be between 0 and 1, but is 1.5"),
         ("method.down.0.steps=-0.5", "at least 0, but are -0.5"),
         ("method.down.0.steps=1e999", "at least 0, but are inf"),
@@ -418,37 +347,6 @@ def test_a_broken_config_is_named_with_its_line(tmp_path, text, says):
     with pytest.raises(UserError, match=re.escape(says)) as error:
         load_experiment(tmp_path / "broken.py")
     assert str(tmp_path / "broken.py") in str(error.value)
-
-
-def test_annotations_may_be_deferred(tmp_path):
-    (tmp_path / "deferred.py").write_text(
-        "from __future__ import annotations\n"
-        "from dataclasses import dataclass, replace\n"
-        "from configs import demo\n"
-        "from train.config.experiment import Experiment\n"
-        "from train.plan.modifiers import Modifier\n"
-        "from train.plan.methods import Scratch\n\n"
-        "@dataclass(frozen=True)\n"
-        "class Own(Modifier, key='own_deferred'):\n"
-        "    size: int = 1\n\n"
-        "def mine() -> Experiment:\n"
-        "    return replace(demo.scratch(), name='mine', method=Scratch((Own(2),)))\n\n"
-        "def other() -> Elsewhere:\n"
-        "    return None\n"
-    )
-    assert list(listed_experiments(tmp_path / "deferred.py")) == ["mine"]
-    config = f"{tmp_path / 'deferred.py'}:mine"
-    mine = load_experiment(config)
-    assert mine.method.modifiers[0].size == 2
-    # Loading it again executes the file again.
-    assert load_experiment(config, ["method.own_deferred=3"]).method.modifiers[0].size == 3
-    assert experiment_json(mine)["method"]["Scratch"]["own_deferred"] == 2
-    # Another file must not replace the class.
-    shutil.copy(tmp_path / "deferred.py", tmp_path / "copied.py")
-    with pytest.raises(
-        UserError, match=r"copied.py, line 9: .* modifier own_deferred is registered"
-    ):
-        load_experiment(tmp_path / "copied.py:mine")
 
 
 def test_wrong_types_are_refused_in_files_and_commands(tmp_path):

@@ -3,6 +3,7 @@
 The model may be unsharded or sharded over any mesh.
 """
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -12,14 +13,12 @@ import numpy as np
 import pytest
 import runs
 from checkpoints import CONFIG, saved
-from published import store
-from safetensors.numpy import load_file
 
 from jaxgrow import checkpoints
 from jaxgrow.cli.program import main
-from train import generate, pretrain
+from train import pretrain
 from train.common.errors import UserError
-from train.plan.methods import Continue, Growing, GrowTo, Scratch
+from train.plan.methods import Continue, Scratch
 from train.state.mesh import Mesh
 from train.store.workdir import imported_model, load_params
 
@@ -64,49 +63,12 @@ def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, caps
     assert pretrain.run_experiment(again, tmp_path / "again")["flops"] > result["flops"]
 
 
-def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeypatch):
-    found = {f"module.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
-    store(shutil.copytree(folder, tmp_path / "notes"), found)
-    (tmp_path / "notes/model.gguf").write_bytes(b"other")
-    config = checkpoints.load(folder)[0]
-    notes = (
-        "note: model.safetensors were read; these other weights were not: model.gguf",
-        "note: removed from the names of the tensors: module.",
-    )
-    e = runs.experiment(tmp_path, model=config, method=Continue("notes"), steps=1)
-    pretrain.run_experiment(e, tmp_path / "run")
-    err = capsys.readouterr().err
-    assert [err.count(note) for note in notes] == [1, 1]
-    words = ["generate", str(tmp_path / "notes"), "--tokenizer", "bytes", "--max-new", "1"]
-    monkeypatch.setattr("sys.argv", [*words, "--prompt", "a"])
-    generate.main()
-    err = capsys.readouterr().err
-    assert [err.count(note) for note in notes] == [1, 1]
-
-
 def test_it_begins_with_their_numbers_on_every_mesh(folder):
     config, params = checkpoints.load(folder)
     for mesh in (Mesh(), Mesh(1, 2, 2)):
         model, result = imported_model(folder, config, mesh.over(jax.devices()))
         chex.assert_trees_all_equal(jax.device_get(model.params), jax.tree.map(np.float32, params))
         assert result is None
-
-
-def test_a_growth_may_begin_from_it(folder, tmp_path):
-    small = checkpoints.load(folder)[0]
-    large = replace(small, layers=2 * small.layers)
-    e = runs.experiment(
-        tmp_path,
-        model=large,
-        method=Growing(small, str(folder), (GrowTo(),)),
-        steps=2,
-        mesh=Mesh(2, 2),
-    )
-    assert [p["kind"] for p in pretrain.run_experiment(e, tmp_path / "run")["phases"]] == [
-        "import",
-        "grow",
-        "train",
-    ]
 
 
 def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
@@ -153,3 +115,23 @@ def test_a_run_whose_source_has_changed_is_refused(tmp_path):
         pretrain.run_experiment(e, tmp_path / "run")
     shutil.rmtree(source)  # a finished run does not need its source
     assert pretrain.run_experiment(e, tmp_path / "run") == first
+
+
+def test_a_continued_run_reads_the_samples_after_those_of_its_source(tmp_path, monkeypatch, capsys):
+    first = runs.experiment(tmp_path, steps=4)
+    drawn = runs.recorded_inputs(monkeypatch)
+    pretrain.run_experiment(first, tmp_path / "first")
+    order = json.loads((tmp_path / "first" / "result.json").read_text())["order"]
+    assert order == {"seed": 0, "first": 0, "samples": 225, "last": 32}
+    second = replace(first, method=Continue("first"), batch=4, seed=5)
+    pretrain.run_experiment(second, tmp_path / "second")
+    assert "the data go on at sample 32 in the order of seed 0, where" in capsys.readouterr().err
+    # A third run goes on after the second one.
+    third = replace(first, method=Continue("second"), steps=1)
+    pretrain.run_experiment(third, tmp_path / "third")
+    assert "go on at sample 48 in the order of seed 0" in capsys.readouterr().err
+    # The runs together read what a single run reads.
+    parts = np.concatenate(drawn)
+    drawn.clear()
+    pretrain.run_experiment(replace(first, steps=7), tmp_path / "whole")
+    np.testing.assert_array_equal(np.concatenate(drawn), parts)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
-import tensorflow_datasets as tfds
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import train.data.corpus
@@ -46,21 +45,6 @@ def test_bytes_of_a_folder_in_order_each_document_ended_by_zero(text):
     assert found.train.tobytes() == b"".join(f for i, f in enumerate(files) if i % 4 != 3)
     assert found.valid.tobytes() == files[3] + files[7]
     assert found.vocab == 256
-
-
-def test_compressed_files_and_other_files(tmp_path, text):
-    folder = tmp_path / "mixed"
-    (folder / "deeper").mkdir(parents=True)
-    (folder / "0.txt").write_text("plain ä")
-    (folder / "deeper" / "1.xz").write_bytes(lzma.compress(b"from xz"))
-    (folder / "deeper" / "2.gz").write_bytes(gzip.compress(b"from gz"))
-    (folder / "3.txt").write_bytes(b"no \xff utf-8")
-    (folder / "notes.pdf").write_bytes(b"left out")
-    found = read_tokens(replace(text, path=str(folder), valid_path=str(folder / "0.txt")))
-    # The validation file lies in the folder of the training text, but it is not trained on.
-    whole = "no \N{REPLACEMENT CHARACTER} utf-8\0from xz\0from gz\0"
-    assert found.train.tobytes().decode() == whole
-    assert found.valid.tobytes().decode() == "plain ä\0"
 
 
 def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path, text):
@@ -630,68 +614,3 @@ def test_a_compressed_file_with_one_wrong_byte_is_named(tmp_path, text, compress
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         with pytest.raises(UserError, match=f"cannot read {path}: "):
             read_tokens(replace(text, path=str(path)))
-
-
-# --- tensorflow-datasets ---
-
-
-class TinyDocs(tfds.core.GeneratorBasedBuilder):
-    """A corpus of 6 training and 2 validation documents, written without TensorFlow."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self):
-        text = {"text": tfds.features.Text(), "title": tfds.features.Text()}
-        features = tfds.features.FeaturesDict(text | {"number": tfds.features.Scalar(np.int64)})
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-    def _split_generators(self, dl_manager):
-        return {
-            "train": self._generate_examples("train", 6),
-            "validation": self._generate_examples("valid", 2),
-        }
-
-    def _generate_examples(self, name, count):
-        for i in range(count):
-            yield i, {"text": f"{name} {i} ä", "title": str(i), "number": i}
-
-
-@pytest.fixture
-def docs(text, tmp_path):
-    return replace(text, source="tfds", name="tiny_docs", path=str(tmp_path / "tfds"))
-
-
-def test_a_tfds_corpus_is_prepared_and_read_without_tensorflow(docs):
-    found = read_tokens(docs)
-    documents = found.train.tobytes().decode().split("\0")
-    assert sorted(documents) == ["", *(f"train {i} ä" for i in range(6))]
-    assert sorted(found.valid.tobytes().decode().split("\0")) == ["", "valid 0 ä", "valid 1 ä"]
-    other = read_tokens(replace(docs, field="title"))
-    assert sorted(other.train.tobytes().decode().split("\0")) == ["", *map(str, range(6))]
-
-
-def test_a_missing_tfds_feature_is_refused_with_known_ones(docs):
-    with pytest.raises(
-        UserError, match=r"tiny_docs has no feature 'body', only .*text.*title.*; set data.field"
-    ):
-        read_tokens(replace(docs, field="body"))
-    with pytest.raises(
-        UserError, match=r"feature .number. of tiny_docs is not text, but .*; set data.field"
-    ):
-        read_tokens(replace(docs, field="number"))
-
-
-def test_an_unknown_tfds_corpus_is_refused(docs):
-    with pytest.raises(UserError, match="tensorflow-datasets cannot prepare 'no_such_docs'"):
-        read_tokens(replace(docs, name="no_such_docs"))
-
-
-# --- validation split ---
-
-
-def test_training_and_validation_share_no_document(text):
-    train, valid = (
-        set(bytes(getattr(read_tokens(text), part)).split(b"\0")) - {b""}
-        for part in ("train", "valid")
-    )
-    assert len(train) == 6 and len(valid) == 2 and not train & valid

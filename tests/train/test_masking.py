@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from train.common.errors import UserError
 from train.data.windows import BYTES, MaskedWindows, Vocabulary
@@ -143,8 +144,6 @@ def test_a_sample_is_a_function_of_its_number_and_generator():
 
 
 def test_of_wordpiece():
-    from tokenizers import Tokenizer, models
-
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "walk", "##ing", "##s"]
     tokenizer = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["[EXTRA]"])
@@ -155,8 +154,6 @@ def test_of_wordpiece():
 
 
 def test_of_byte_level_bpe():
-    from tokenizers import Tokenizer, models
-
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "Ġwalk", "ing", ",", "Ċ", "<mask>"]
     found = masking_vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
     assert (found.vocab, found.mask_id, found.special) == (9, 8, {0, 1, 2, 3, 8})
@@ -165,15 +162,11 @@ def test_of_byte_level_bpe():
 
 
 def test_of_neither_pieces_are_hidden_one_by_one():
-    from tokenizers import Tokenizer, models
-
     found = masking_vocabulary(Tokenizer(models.BPE({"a": 0, "b": 1, "<mask>": 2}, [])))
     assert found == Vocabulary(3, 2, frozenset({2}))
 
 
 def test_without_a_mask_token():
-    from tokenizers import Tokenizer, models
-
     with pytest.raises(UserError, match=r"no \[MASK\] or <mask>: take the tokenizer of a BERT"):
         masking_vocabulary(Tokenizer(models.BPE({"Ġa": 0, "b": 1}, [])))
 
@@ -187,8 +180,6 @@ def test_of_bytes_no_utf_8_text_holds_one_that_is_special():
 
 
 def test_single_letters_are_ordinary_tokens():
-    from tokenizers import Tokenizer, models
-
     pieces = ("a", "e", "|", "<", "<mask>", "<|endoftext|>")
     found = masking_vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
     assert found.special == {4, 5}

@@ -157,10 +157,6 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
             "a mesh of data=3 x fsdp=1 x tensor=1 does not fit 4 devices: set mesh.data",
         ),
         ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not fit 4 devices"),
-        (
-            {"batch": 6, "mesh": Mesh(2, 2)},
-            "a batch of 6 is not divisible by 4 devices; use a multiple of 4",
-        ),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):

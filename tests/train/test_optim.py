@@ -136,21 +136,3 @@ def test_kernels_and_embeddings_decay_biases_and_norms_do_not():
     }
     assert {name for name, d in decays.items() if d == 0.5} == kernels
     assert {name for name, d in decays.items() if d == 0.0} == decays.keys() - kernels
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"schedule": "step"},
-        {"floor": 1.5},
-        {"decay": -1},
-        {"b1": -0.1},
-        {"b2": 1.1},
-        {"peak_lr": 0},
-        {"clip": 0},
-        {"warmup": -1},
-    ],
-)
-def test_wrong_settings_are_refused_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Optim(**wrong)

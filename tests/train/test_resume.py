@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import runs
-from handlers import python_handlers
+from handlers import python_handlers, started_process
 
 from train import pretrain
 from train.common.errors import Preempted, UserError
@@ -103,7 +103,6 @@ def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
 
 # --- signals ---
 
-COMMAND = [sys.executable, "-m", "train.pretrain"]
 # The process is killed between the last write of Orbax and the checksums of the second checkpoint,
 # so this checkpoint is never read.
 MID_SAVE = """
@@ -121,16 +120,6 @@ checkpoints.wait()
 """
 
 
-def spawn(command: list[str], folder: Path) -> subprocess.Popen:
-    root = Path(pretrain.__file__).parent.parent
-    environment = os.environ | {
-        "PYTHONPATH": str(root),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_NUMPY_RANK_PROMOTION": "raise",
-    }  # fmt: skip
-    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
-
-
 def until(process: subprocess.Popen, reached) -> None:
     for _ in range(1200):
         if reached():
@@ -143,7 +132,7 @@ def until(process: subprocess.Popen, reached) -> None:
 def test_kill_9_in_a_save(tmp_path, capsys, whole):
     run = tmp_path / "run"
     runs.killed(whole[0], run, 1)
-    process = spawn([sys.executable, "-c", MID_SAVE, str(run / "checkpoints")], tmp_path)
+    process = started_process([sys.executable, "-c", MID_SAVE, str(run / "checkpoints")], tmp_path)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [".saving-2", "1"]
@@ -159,7 +148,8 @@ def test_kill_9_in_a_save(tmp_path, capsys, whole):
 @pytest.mark.slow
 def test_kill_9_between_phases_and_at_random(tmp_path, whole):
     run = tmp_path / "run"
-    process = spawn([*COMMAND, runs.script(tmp_path, whole[0]), "--workdir", str(run)], tmp_path)
+    command = [sys.executable, "-m", "train.pretrain", runs.script(tmp_path, whole[0])]
+    process = started_process([*command, "--workdir", str(run)], tmp_path)
     log = run / "metrics.jsonl"
     until(process, lambda: log.exists() and '"decoalesce' in log.read_text())
     time.sleep(random.random())
@@ -274,18 +264,7 @@ def test_checkpoints_by_time(tmp_path, monkeypatch, whole):
 def stopped(tmp_path_factory, whole):
     """Return the folder of a run that was stopped after its fifth checkpoint."""
     folder = tmp_path_factory.mktemp("stopped")
-    save = Checkpoints.save
-
-    def stopping(self, step, *rest):
-        save(self, step, *rest)
-        if step == 5:
-            self.wait()
-            raise runs.Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "save", stopping)
-        with pytest.raises(runs.Killed):
-            pretrain.run_experiment(whole[0], folder / "run")
+    runs.killed(whole[0], folder / "run", 5)
     return folder / "run"
 
 

@@ -66,10 +66,6 @@ def reference(tx, steps: int, model=runs.MODEL):
     return params, state, {"loss": float(value), "grad_norm": norm}
 
 
-def test_there_are_several_devices():
-    assert jax.device_count() == 4
-
-
 # Plain gradient descent depends on the scale of the gradient, Adam does not. So this test finds a
 # sum over 4 devices in place of a mean.
 @pytest.mark.parametrize(
@@ -92,8 +88,26 @@ def test_devices_and_micro_batches_equal_one_batch(how, accumulate):
     )
 
 
-def assert_equals_one_batch(mesh, model=runs.MODEL, **options):
-    """Train three steps on the devices of a mesh, and return the model."""
+@pytest.mark.parametrize(
+    ("mesh", "model", "options"),
+    [
+        pytest.param(Mesh(context=4), runs.MODEL, {}, id="context"),
+        pytest.param(Mesh(fsdp=4), runs.MODEL, {"once": True}, id="added once"),
+        pytest.param(Mesh(context=4), MIXTURE, {}, id="mixture", marks=pytest.mark.extra),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (Mesh(2, 2), runs.MODEL, {"once": True}),
+                (Mesh(1, 2, context=2), runs.MODEL, {}),
+                (Mesh(1, 2, context=2), MIXTURE, {}),
+                (Mesh(replica=2, fsdp=2), runs.MODEL, {}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_every_axis_of_a_mesh_equals_one_full_batch(mesh, model, options):
+    """Train three steps; gradients are added once, sequences sharded, or models replicated."""
     tx = optax.identity()
     params, _, expected = reference(tx, 3, model)
     lies = mesh.over(jax.devices())
@@ -106,38 +120,9 @@ def assert_equals_one_batch(mesh, model=runs.MODEL, **options):
     chex.assert_trees_all_close(
         jax.device_get(found.params), jax.device_get(params), rtol=1e-4, atol=1e-6
     )
-    return found
-
-
-@pytest.mark.parametrize(
-    "mesh", [Mesh(fsdp=4), pytest.param(Mesh(2, 2), marks=pytest.mark.slow)], ids=str
-)
-def test_gradients_added_once_equal_one_full_batch(mesh):
-    found = assert_equals_one_batch(mesh, once=True)
-    kernel = found.params["blocks"]["mlp"]["up"]["kernel"]
-    assert kernel.sharding.shard_shape(kernel.shape)[1] == kernel.shape[1] // mesh.fsdp
-
-
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        Mesh(context=4),
-        *(
-            pytest.param(m, marks=pytest.mark.slow)
-            for m in (Mesh(1, 2, context=2), Mesh(replica=2, fsdp=2))
-        ),
-    ],
-    ids=str,
-)
-def test_context_and_replica_axes_equal_one_full_batch(mesh):
-    assert_equals_one_batch(mesh)
-
-
-@pytest.mark.parametrize(
-    "mesh", [Mesh(context=4), pytest.param(Mesh(1, 2, context=2), marks=pytest.mark.slow)], ids=str
-)
-def test_a_mixture_on_sharded_sequences_equals_one_full_batch(mesh):
-    assert_equals_one_batch(mesh, MIXTURE)
+    if options:
+        kernel = found.params["blocks"]["mlp"]["up"]["kernel"]
+        assert kernel.sharding.shard_shape(kernel.shape)[1] == kernel.shape[1] // mesh.fsdp
 
 
 CASES = {

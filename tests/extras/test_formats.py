@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import train.data.corpus
-from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data import text, tokenise
 from train.extras.text import formats, tables
@@ -103,8 +102,8 @@ def as_dataset(path: Path, documents: list[Any]) -> Path:
 
 WRITTEN = {
     "text": as_text,
-    "text.zst": lambda p, d: as_text(p, d, zstd, "txt.zst"),
-    "zst": lambda p, d: as_text(p, d, zstd, "zst"),
+    **{f"text.{c}": lambda p, d, c=c: as_text(p, d, COMPRESS[c], f"txt.{c}") for c in COMPRESS},
+    **{c: lambda p, d, c=c: as_text(p, d, COMPRESS[c], c) for c in COMPRESS},
     "jsonl": as_lines,
     **{f"jsonl.{c}": lambda p, d, c=c: as_lines(p, d, f".{c}") for c in COMPRESS},
     "json.gz": lambda p, d: as_lines(p, d, ".gz").rename(f"{p}.json.gz"),
@@ -414,19 +413,3 @@ def test_a_file_that_was_cut_off_is_named(tmp_path, settings, name):
         path.write_bytes(whole[:kept])
         with pytest.raises(UserError, match=f"cannot read {path}: "):
             text.read_tokens(settings(path))
-
-
-# --- cost ---
-
-
-def test_a_row_group_need_not_fit_into_memory(tmp_path):
-    """A writer may put a complete file into one row group.
-
-    By default, readers load a row group at once.
-    """
-    count = 100_000
-    one = table([f"{i:02000}" for i in range(count)])
-    small_pages = {"use_dictionary": False, "write_batch_size": 8, "data_page_size": 1 << 14}
-    pq.write_table(one, tmp_path / "a.parquet", count, compression="none", **small_pages)
-    with using_limits(bytes=100 << 20):
-        assert sum(1 for _ in formats.read_documents(tmp_path / "a.parquet", "body")) == count

@@ -1,36 +1,26 @@
 """Does a run go on in the data where its source stopped?"""
 
 import json
+import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import runs
+from checkpoints import CONFIG, saved
+from published import store
+from safetensors.numpy import load_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
+from jaxgrow import checkpoints
 from jaxgrow.checkpoints import save
-from train import pretrain
-from train.data.batches import Stream
+from train import generate, pretrain
 from train.plan.methods import Continue, Growing, GrowTo, TrainStage
+from train.state.mesh import Mesh
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Record the inputs of every training batch."""
-    found: list[np.ndarray] = []
-    following = Stream.__next__
-
-    def recorded(self):
-        batch = following(self)
-        found.append(np.asarray(batch[0]))
-        return batch
-
-    monkeypatch.setattr(Stream, "__next__", recorded)
-    return found
-
-
-def rows(batches):
-    return {row.tobytes() for batch in batches for row in batch}
+    return runs.recorded_inputs(monkeypatch)
 
 
 def said(capsys):
@@ -41,29 +31,6 @@ def started(home, **changes):
     experiment = runs.experiment(home, steps=4, **changes)
     pretrain.run_experiment(experiment, home / "first")
     return experiment
-
-
-def test_a_continued_run_reads_the_samples_after_those_of_its_source(tmp_path, drawn, capsys):
-    first = started(tmp_path)
-    before = list(drawn)
-    drawn.clear()
-    order = json.loads((tmp_path / "first" / "result.json").read_text())["order"]
-    assert order == {"seed": 0, "first": 0, "samples": 225, "last": 32}
-    other = replace(first, method=Continue("first"), batch=4, seed=5)
-    pretrain.run_experiment(other, tmp_path / "second")
-    assert rows(before).isdisjoint(rows(drawn)) and len(drawn) == 4
-    assert "the data go on at sample 32 in the order of seed 0, where" in said(capsys)
-    # A third run goes on after the second one, also with another config.
-    drawn.clear()
-    pretrain.run_experiment(replace(first, method=Continue("second")), tmp_path / "third")
-    assert "go on at sample 48 in the order of seed 0" in said(capsys)
-    # The runs together read what a single run reads.
-    third = list(drawn)
-    drawn.clear()
-    pretrain.run_experiment(replace(first, steps=10), tmp_path / "whole")
-    whole = np.concatenate(drawn)
-    np.testing.assert_array_equal(np.concatenate(before), whole[:32])
-    np.testing.assert_array_equal(np.concatenate(third), whole[48:80])
 
 
 def test_a_grown_run_goes_on_and_resumes_without_its_source(tmp_path, drawn, capsys):
@@ -148,3 +115,50 @@ def test_another_frame_of_documents_than_that_of_the_source_is_a_warning(tmp_pat
     assert "set data.bos=true" in out
     pretrain.run_experiment(replace(experiment, data=replace(data, bos=True)), tmp_path / "with")
     assert "WARNING" not in said(capsys)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Write a Hugging Face folder in bfloat16."""
+    return saved(
+        tmp_path_factory.mktemp("theirs") / "gpt",
+        replace(CONFIG, vocab=256, context=8),
+        dtype="bfloat16",
+    )
+
+
+def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeypatch):
+    found = {f"module.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    store(shutil.copytree(folder, tmp_path / "notes"), found)
+    (tmp_path / "notes/model.gguf").write_bytes(b"other")
+    config = checkpoints.load(folder)[0]
+    notes = (
+        "note: model.safetensors were read; these other weights were not: model.gguf",
+        "note: removed from the names of the tensors: module.",
+    )
+    e = runs.experiment(tmp_path, model=config, method=Continue("notes"), steps=1)
+    pretrain.run_experiment(e, tmp_path / "run")
+    err = capsys.readouterr().err
+    assert [err.count(note) for note in notes] == [1, 1]
+    words = ["generate", str(tmp_path / "notes"), "--tokenizer", "bytes", "--max-new", "1"]
+    monkeypatch.setattr("sys.argv", [*words, "--prompt", "a"])
+    generate.main()
+    err = capsys.readouterr().err
+    assert [err.count(note) for note in notes] == [1, 1]
+
+
+def test_a_growth_may_begin_from_it(folder, tmp_path):
+    small = checkpoints.load(folder)[0]
+    large = replace(small, layers=2 * small.layers)
+    e = runs.experiment(
+        tmp_path,
+        model=large,
+        method=Growing(small, str(folder), (GrowTo(),)),
+        steps=2,
+        mesh=Mesh(2, 2),
+    )
+    assert [p["kind"] for p in pretrain.run_experiment(e, tmp_path / "run")["phases"]] == [
+        "import",
+        "grow",
+        "train",
+    ]

@@ -1,0 +1,259 @@
+"""With ``data.attend=document``, the corpus says where documents begin, and training obeys it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+import runs
+from documents import DOCUMENTS, document_data, documents_of, loss_within_documents
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from jaxgrow.layerdrop import LayerDrop, TokenDrop
+from jaxgrow.models import BERTConfig
+from train import pretrain
+from train.common.errors import UserError
+from train.data.batches import training_batches, validation_batches
+from train.data.text import Data, read_tokens
+from train.extras.inherit import Inherit, divergence
+from train.extras.modifiers import ShortContext
+from train.plan.methods import Growing, GrowTo, Learned, Scratch
+from train.plan.modifiers import DropLayers, DropTokens
+from train.state.mesh import Mesh
+from train.state.model import TrainState, shardings
+from train.step.parallel import mapped
+from train.step.step import StepInputs, train_step
+from train.store.workdir import load_params
+
+
+@pytest.fixture
+def data(tmp_path):
+    return document_data(tmp_path)
+
+
+def test_the_tokenizer_needs_no_special_tokens(data, tmp_path):
+    letters = {chr(i): i - ord("a") for i in range(ord("a"), ord("z") + 1)}
+    endless = Tokenizer(models.BPE(letters, []))
+    endless.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    endless.save(str(tmp_path / "endless.json"))
+    found = read_tokens(replace(data, tokenizer=str(tmp_path / "endless.json")))
+    whole = [
+        bytes(t + ord("a") for t in part) for part in documents_of(found.train, found.begins[0])
+    ]
+    assert whole == [text.encode() for text in DOCUMENTS]
+
+
+def test_a_piece_that_is_held_out_divides_its_document(data, tmp_path, monkeypatch):
+    """Text before and after it is not one text, and held-out pieces are not one document."""
+    monkeypatch.setattr("train.data.corpus.PIECE", 4)
+    (tmp_path / "one.txt").write_text("aaaabbbbccccddddeeeeffffgg")
+    held = replace(data, path=str(tmp_path / "one.txt"), valid_fraction=1 / 3)
+    found = read_tokens(held)
+    assert documents_of(found.train, found.begins[0]) == [b"aaaabbbb", b"ddddeeee", b"gg\0"]
+    assert documents_of(found.valid, found.begins[1]) == [b"cccc", b"ffff"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "row", "expected"),
+    [
+        ({"bos_token": "<s>", "eos_token": "</s>"}, [2, 2, 1, 0, 2, 1], [0, 3, 6]),
+        ({"eos_token": "</s>"}, [2, 2, 1, 2, 2, 1], [0, 3, 6]),
+        ({"bos_token": "<s>"}, [2, 2, 0, 2, 2, 0, 2], [0, 2, 5, 7]),
+        ({"bos_token": "</s>", "eos_token": "</s>"}, [2, 1, 2, 2, 1, 2], [0, 2, 5, 6]),
+    ],
+    ids=["both", "end", "begin", "same"],
+)
+def test_token_ids_are_divided_by_the_tokens_of_the_tokenizer(tmp_path, roles, row, expected):
+    """Rows of a table are documents, and begin and end tokens divide them further."""
+    made = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, "a"))
+    made.add_special_tokens(sorted(set(roles.values())))
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(roles))
+    home = tmp_path / "ids"
+    home.mkdir()
+    lines = [json.dumps({"input_ids": ids}) for ids in (row, [2, 2, 2])]
+    for name in ("train", "valid"):
+        (home / f"{name}.jsonl").write_text("\n".join(lines))
+    how = {"attend": "document", "tokenizer": str(tmp_path / "tokenizer.json")}
+    found = read_tokens(Data("tokens", str(home), cache=str(tmp_path / "cache"), **how))  # type: ignore[arg-type]
+    assert found.begins[0].tolist() == expected
+
+
+def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.data.corpus.PIECE", 3)
+    for name in ("train", "val"):
+        np.array([5, 5, 0, 5, 5, 5, 5, 0, 0, 5], np.uint16).tofile(tmp_path / f"{name}.bin")
+    data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), attend="document")
+    assert read_tokens(data).begins[0].tolist() == [0, 3, 8, 9]
+    with pytest.raises(UserError, match="has no effect, because the training text is one document"):
+        replace(data, tokenizer="none").report()
+
+
+BERT = BERTConfig(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
+LR = np.float32(0.5)
+
+
+@pytest.mark.parametrize(
+    ("how", "accumulate", "mesh"),
+    [
+        ("mesh", 4, Mesh()),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in (
+                ("pmap", 2, Mesh()),
+                ("mesh", 2, Mesh(fsdp=4)),
+                ("mesh", 2, Mesh(fsdp=2, context=2)),
+                ("once", 2, Mesh(fsdp=4)),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_every_division_of_a_batch_trains_alike(data, how, accumulate, mesh):
+    """Micro-batches and devices have different numbers of targets."""
+    tx = optax.with_extra_args_support(optax.identity())
+    batch = next(training_batches(data.sources(runs.MODEL)[0], 16, 0))
+    params = runs.fresh(runs.MODEL)
+    alone = TrainState(params, tx.init(params), runs.MODEL)
+    value, grads = jax.jit(
+        jax.value_and_grad(lambda p: loss_within_documents(replace(alone, params=p), batch))
+    )(params)
+    lies = mesh.over(jax.devices())
+    make = partial(train_step, tx, accumulate, once=how == "once")
+    run = mapped(make, "pmap" if how == "pmap" else "mesh", lies)
+    model = jax.device_put(alone, shardings(alone, lies)) if how != "pmap" else alone
+    after, metrics = run(model, batch, StepInputs(LR))
+    assert float(metrics["loss"]) == pytest.approx(float(value), rel=1e-5)
+    expected = jax.tree.map(lambda p, g: p - LR * g, params, jax.device_get(grads))
+    chex.assert_trees_all_close(jax.device_get(after.params), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_teacher_does_not_teach_the_next_document():
+    rng = np.random.default_rng(0)
+    student, teacher = rng.normal(size=(2, 2, 3, 5))
+    weights = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    kept = [x[weights > 0][None] for x in (student, teacher)]
+    found = divergence(student, teacher, 2.0, weights)
+    assert float(found) == pytest.approx(float(divergence(*kept, 2.0)), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": runs.VCYCLE},
+        {"method": Inherit(runs.SMALL)},
+        {"method": Scratch((DropLayers(LayerDrop(theta=0.5)),))},
+        {"method": Scratch((DropTokens(TokenDrop(0.25)),)), "model": replace(runs.MODEL, layers=4)},
+        {"method": Scratch((ShortContext(2),))},
+        {"method": Growing(runs.SMALL, to=(GrowTo(by=Learned(steps=4, warmup=1)),))},
+        {"model": BERT},
+    ],
+    ids=["vcycle", "teacher", "layers", "tokens", "windows", "learned", "bert"],
+)
+def test_every_method_trains_by_documents(data, tmp_path, changes):
+    result = pretrain.run_experiment(
+        runs.experiment(tmp_path, data=data, **changes), tmp_path / "run"
+    )
+    assert 0 < result["val_loss"] < 6
+
+
+@pytest.fixture
+def two_sources(data, tmp_path) -> tuple[Data, dict[str, list[str]]]:
+    """Return a mixture with two validation sets, and the documents of the sources and sets."""
+    upper = [text.upper() for text in DOCUMENTS[1::2] + DOCUMENTS[::2]]
+    texts = {"low": DOCUMENTS, "high": upper, "v": ["x", "yzw"] * 18, "w": ["klmnop"] * 11}
+    paths = {name: tmp_path / f"{name}.jsonl" for name in texts}
+    for name, path in paths.items():
+        path.write_text("\n".join(json.dumps({"text": text}) for text in texts[name]))
+    shares = {str(paths["low"]): 0.7, str(paths["high"]): 0.3}
+    sets = {name: str(paths[name]) for name in ("v", "w")}
+    return replace(data, path=shares, valid_path=sets), texts
+
+
+def windows_of(documents: Sequence[str], length: int) -> set[tuple[bytes, ...]]:
+    """The tokens, targets, segments and weights of all windows, from the documents alone."""
+    text = np.frombuffer("".join(f"{text}\0" for text in documents).encode(), np.uint8)
+    own = np.repeat(np.arange(len(documents)), [len(text) + 1 for text in documents])
+    found = set()
+    for first in range(0, len(text) - length, length):
+        here, after = slice(first, first + length), slice(first + 1, first + length + 1)
+        within = own[here] == own[after]
+        # The last token of a document, which is 0 in bytes, is the one without a target.
+        assert (within == (text[here] != 0)).all()
+        found.add(row_bytes(text[here], text[after], own[here] - own[first], within))
+    return found
+
+
+def row_bytes(*parts: np.ndarray) -> tuple[bytes, ...]:
+    return tuple(np.asarray(part, np.int32).tobytes() for part in parts)
+
+
+def batch_rows(batch: Any) -> list[tuple[bytes, ...]]:
+    inputs, targets = batch
+    parts = (inputs["tokens"], targets, inputs["segments"], inputs["weights"])
+    return [row_bytes(*row) for row in zip(*parts, strict=True)]
+
+
+def test_the_rows_of_a_mixture_stop_at_the_documents_of_their_source(two_sources):
+    data, texts = two_sources
+    train, sets = data.sources(runs.MODEL)
+    low, high = (windows_of(texts[name], runs.MODEL.context) for name in ("low", "high"))
+    stream = training_batches(train, 10, 0)
+    rows = [row for _ in range(12) for row in batch_rows(next(stream))]
+    # Every row of each source is read, with its share.
+    assert {*rows} == low | high and not low & high
+    assert sum(row in low for row in rows) == 84
+    resumed = training_batches(train, 10, 0)
+    resumed.set_state({"next_index": 50})
+    assert [row for _ in range(7) for row in batch_rows(next(resumed))] == rows[50:]
+    assert [*sets] == ["v", "w"]
+    for name, source in sets.items():
+        batches = validation_batches(source, 4, 100)
+        assert {row for batch in batches for row in batch_rows(batch)} <= windows_of(
+            texts[name], runs.MODEL.context
+        )
+
+
+def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
+    two_sources, tmp_path, capsys
+):
+    experiment = runs.experiment(tmp_path, data=two_sources[0], checkpoint_every=1)
+    result = pretrain.run_experiment(experiment, tmp_path / "whole")
+    said = capsys.readouterr().err
+    assert said.count("attention stops at the ends of 90 training documents") == 1
+    model = TrainState(load_params(tmp_path / "whole"), None, runs.MODEL)
+    for name, source in two_sources[0].sources(runs.MODEL)[1].items():
+        batches = validation_batches(source, experiment.batch, experiment.eval_batches)
+        joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+        assert result[f"val_loss/{name}"] == pytest.approx(
+            float(loss_within_documents(model, joined)), rel=1e-5
+        )
+    runs.stopped(experiment, tmp_path / "killed", 3, 5)
+    runs.assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_sources_and_validation_sets_may_be_one_document_unless_all_sources_are(
+    two_sources, tmp_path
+):
+    data, _ = two_sources
+    names = ("x", "y", "z")
+    one, two, three = (tmp_path / f"{name}.txt" for name in names)
+    for name, path in zip(names, (one, two, three), strict=True):
+        path.write_text(name * 90)
+    for path in ({str(one): 1, str(tmp_path / "low.jsonl"): 2}, str(tmp_path / "low.jsonl")):
+        some = replace(data, path=path, valid_path={"two": str(two), "three": str(three)})
+        train, sets = some.sources(runs.MODEL)
+        inputs, _ = next(training_batches(train, 8, 0))
+        assert inputs["segments"].any() and len(sets["three"]) == 11
+        assert not any(
+            sets["two"].sample(i, np.random.default_rng(0))[0]["segments"].any() for i in range(11)
+        )
+    with pytest.raises(UserError, match=r"training text is one document: set data.attend=row"):
+        replace(data, path=[str(one), str(two)], valid_path=str(three)).report()

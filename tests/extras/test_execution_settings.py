@@ -1,0 +1,99 @@
+"""Settings of the execution may change while a run is stopped; those of the objective may not."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import chex
+import pytest
+import runs
+
+from train import pretrain
+from train.analysis.runs import refuse_unlike
+from train.common.errors import UserError
+from train.config.experiment import experiment_json
+from train.config.overrides import with_overrides
+from train.config.resuming import class_of
+from train.store.workdir import load_params
+
+# Gradients are summed in another order, in float32.
+ROUNDING = 1e-5
+
+
+def model(experiment, **changes):
+    return replace(experiment, model=replace(experiment.model, **changes))
+
+
+def test_remat_and_attention_change_no_bit_of_a_resumed_run(tmp_path, whole_run):
+    runs.killed(whole_run[0], tmp_path / "run", 4)
+    changed = model(whole_run[0], remat="full", attention="xla")
+    pretrain.run_experiment(replace(changed, eval_every=3), tmp_path / "run")
+    chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(whole_run[1]))
+
+
+def leaves(node, name=""):
+    """Yield the name and the value of every setting of a ``config.json``."""
+    if not isinstance(node, dict | list) or not node:
+        yield name, node
+        return
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from leaves(value, f"{name}.{key}".lstrip("."))
+
+
+# For each setting of the execution a value that changes it, here on 8 devices.
+EXECUTED = {
+    "accumulate": 2,
+    "parallel": "pmap",
+    "mesh.data": 4,
+    "mesh.fsdp": 2,
+    "mesh.tensor": 2,
+    "mesh.context": 2,
+    "mesh.gradients": "layer",
+    "model.remat": "full",
+    "model.attention": "xla",
+    "model.scan_layers": False,
+    "on_nan": "skip",
+    "data.cache": "other",
+}
+UNTRIED = {
+    "mesh.expert": "the model has no experts",
+    "mesh.replica": "it needs several hosts",
+    "most_skipped": "it only matters after steps that are not finite",
+    "model.head_positions": "it is for longer contexts",
+}
+
+
+def test_every_setting_of_the_execution_is_tried(whole_run):
+    there = experiment_json(whole_run[0])
+    own = {name for name, _ in leaves(there) if class_of(name, there) == "execution"}
+    assert {name.replace("data.Data", "data") for name in own} == EXECUTED.keys() | UNTRIED.keys()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(name, marks=[] if name in ("mesh.fsdp", "on_nan") else pytest.mark.slow)
+        for name in EXECUTED
+    ],
+)
+def test_a_run_resumed_with_another_execution_ends_alike(tmp_path, whole_run, setting):
+    value = EXECUTED[setting]
+    value = str(tmp_path / value) if setting == "data.cache" else value
+    shutil.copytree(
+        whole_run[1], tmp_path / "run", ignore=shutil.ignore_patterns("8", "result.json")
+    )
+    other = with_overrides(whole_run[0], [f"{setting}={value}"])
+    result = pretrain.run_experiment(other, tmp_path / "run")
+    (change,) = result["changes"]
+    assert (change["step"], change["after"]) == (6, value)
+    chex.assert_trees_all_close(
+        load_params(tmp_path / "run"), load_params(whole_run[1]), atol=ROUNDING
+    )
+
+
+def test_runs_whose_evaluation_changed_are_not_compared(tmp_path, whole_run):
+    config = json.loads((whole_run[1] / "config.json").read_text())
+    change = {"step": 4, "setting": "eval_batches", "before": 2, "after": 1}
+    refuse_unlike([("one", config), ("two", config)])
+    with pytest.raises(UserError, match="eval_batches of two changed at step 4"):
+        refuse_unlike([("one", config), ("two", config | {"changes": [change]})])

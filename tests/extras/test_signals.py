@@ -1,0 +1,84 @@
+"""A command ends in the documented way, whenever it is asked to: see docs/howto/resume.md."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import runs
+from handlers import ROOT, ended_process, started_process
+
+from train import pretrain
+
+
+@pytest.mark.parametrize("later", [0.0, 0.2, 1.0])
+def test_a_signal_during_the_imports_of_a_command(tmp_path, later):
+    """The first import takes place after the handlers are installed."""
+    command = [sys.executable, "-m", "train.pretrain", str(ROOT / "configs/demo.py:muon"), "--show"]
+    for number, expected in {signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}.items():
+        process = started_process(command, tmp_path, stdout=subprocess.DEVNULL)
+        where = Path(f"/proc/{process.pid}/status")
+        # Python itself handles SIGINT earlier, so the test waits for SIGTERM, which comes with it.
+        bit = 1 << ((signal.SIGTERM if number == signal.SIGINT else number) - 1)
+        while not bit & int(re.search(r"SigCgt:\s*(\w+)", where.read_text())[1], 16):
+            assert process.poll() is None
+            time.sleep(0.001)
+        time.sleep(later)
+        process.send_signal(number)
+        status, line = ended_process(process)
+        assert status == expected and line.startswith("stopped by "), line
+
+
+@pytest.mark.parametrize("what", ["stdout", "stderr"])
+def test_a_closed_output_saves_and_ends(tmp_path, what):
+    """As with `| head`: the reader ends before the run."""
+    experiment = runs.experiment(tmp_path, steps=4000, checkpoint_every=4000, eval_every=2)
+    read, write = os.pipe()
+    process = started_process(
+        [
+            sys.executable,
+            "-m",
+            "train.pretrain",
+            runs.script(tmp_path, experiment),
+            "--workdir",
+            "run",
+        ],
+        tmp_path,
+        stderr=write,
+        stdout=subprocess.PIPE,
+    )
+    os.close(write)
+    with os.fdopen(read) as output:
+        while "step=2/" not in output.readline():
+            assert process.poll() is None
+    process.communicate(timeout=300)
+    assert process.returncode == 75
+    (saved,) = (p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert 2 <= int(saved) < 4000
+
+
+def test_outputs_that_are_closed_from_the_start(tmp_path):
+    """No file of the run may become stdout or stderr."""
+    experiment = runs.experiment(tmp_path, steps=2)
+    config = runs.script(tmp_path, experiment)
+    command = f"exec {sys.executable} -m train.pretrain {config} --workdir run >&- 2>&- <&-"
+    process = started_process(["sh", "-c", command], tmp_path)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 2
+
+
+def test_a_table_whose_reader_has_ended(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    command = [sys.executable, "-m", "train.pretrain", config, "--show"]
+    process = started_process(command, tmp_path, stdout=write)
+    os.close(write)
+    status, line = ended_process(process)
+    assert status == 128 + signal.SIGPIPE
+    assert line == "error: the output was closed before the command had finished"

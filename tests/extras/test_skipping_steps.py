@@ -1,0 +1,60 @@
+"""With ``on_nan=skip``, a step whose loss or gradients are not finite leaves the model as it was."""
+
+from functools import partial
+
+import chex
+import numpy as np
+import pytest
+import runs
+
+from train import pretrain
+from train.common.errors import Diverged
+from train.state.mesh import Mesh
+from train.store.workdir import load_params
+
+BAD = (3, 4, 6)  # steps whose gradients are not finite
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    with runs.compiling("step"):
+        yield partial(runs.poison, monkeypatch)
+
+
+def experiment(folder, **changes):
+    return runs.experiment(folder, **{"on_nan": "skip", "log_every": 1} | changes)
+
+
+def test_without_bad_steps_nothing_changes(tmp_path):
+    pretrain.run_experiment(experiment(tmp_path), tmp_path / "run")
+    pretrain.run_experiment(experiment(tmp_path, on_nan="stop"), tmp_path / "plain")
+    chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("value, entry", [(np.inf, False), (-np.inf, True), (np.nan, True)])
+def test_one_entry_that_is_not_finite_is_enough(tmp_path, poisoned, value, entry):
+    poisoned(2, value=value, entry=entry)
+    result = pretrain.run_experiment(experiment(tmp_path, steps=2), tmp_path / "run")
+    assert result["phases"][0]["skipped"] == 1
+
+
+def test_a_resumed_run_counts_on(tmp_path, poisoned):
+    poisoned(*BAD)
+    runs.killed(experiment(tmp_path, checkpoint_every=1), tmp_path / "run", 3)
+    pretrain.run_experiment(experiment(tmp_path, checkpoint_every=1), tmp_path / "run")
+    pretrain.run_experiment(experiment(tmp_path), tmp_path / "whole")
+    runs.assert_same_end(tmp_path / "run", tmp_path / "whole")
+    few = experiment(tmp_path, checkpoint_every=1, most_skipped=1)
+    runs.killed(few, tmp_path / "few", 3)
+    with pytest.raises(Diverged, match="2 steps in a row, up to step 4"):
+        pretrain.run_experiment(few, tmp_path / "few")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"parallel": "pmap"}, {"accumulate": 2}, {"mesh": Mesh(fsdp=2), "accumulate": 2}]
+)
+def test_every_way_of_running_skips_the_same_steps(tmp_path, poisoned, changes):
+    poisoned(*BAD)
+    pretrain.run_experiment(experiment(tmp_path), tmp_path / "one")
+    pretrain.run_experiment(experiment(tmp_path, **changes), tmp_path / "other")
+    runs.assert_close(tmp_path / "one", tmp_path / "other")
