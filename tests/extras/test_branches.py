@@ -26,12 +26,6 @@ def branch(experiment, folder, run, step=None):
     return pretrain.run_experiment(experiment, folder, start=Origin(Workdir(run).folder, step))
 
 
-def test_an_unfinished_run_is_a_source(tmp_path, whole_run):
-    runs.killed(whole_run[0], tmp_path / "half", 4)
-    branch(whole_run[0], tmp_path / "new", tmp_path / "half")
-    runs.assert_same_end(tmp_path / "new", whole_run[1])
-
-
 @pytest.mark.parametrize(
     "changes",
     [

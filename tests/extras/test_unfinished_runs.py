@@ -41,12 +41,6 @@ def test_the_files_of_a_run_follow_its_model_through_orbax(tmp_path):
     assert "tokenizer.json" in names and "README.md" not in names  # the card is of another model
 
 
-def test_a_finished_run_has_its_checkpoints_too(tmp_path, capsys):
-    pretrain.run_experiment(runs.experiment(tmp_path, checkpoint_every=4), tmp_path / "run")
-    main(["inspect", f"{tmp_path / 'run'}@4"])
-    assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().out
-
-
 def test_a_damaged_checkpoint_is_not_read(tmp_path, half):
     shutil.copytree(half[1], tmp_path / "run")
     (tmp_path / "run/checkpoints/6/log").write_text("other")
@@ -73,18 +67,13 @@ def test_commands_of_train_read_it_and_say_the_step(tmp_path, capsys, monkeypatc
     assert pretrain.run_experiment(going, tmp_path / "third")["steps"] == 4 + 8
 
 
-def test_the_phase_of_a_small_model_gives_the_small_model(tmp_path):
-    method = Growing(runs.SMALL, TrainStage(0.5), (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),))
-    experiment = runs.experiment(tmp_path, method=method, checkpoint_every=1)
-    runs.killed(experiment, tmp_path / "run", 3)
-    assert open_checkpoint(tmp_path / "run").config == runs.SMALL
-
-
-def test_growth_maps_are_not_a_model(tmp_path):
+def test_of_a_growth_the_small_model_is_read_and_maps_are_not_a_model(tmp_path):
     to = GrowTo((TrainStage(0.5),), by=Learned(steps=4))
     experiment = runs.experiment(
         tmp_path, method=Growing(runs.SMALL, TrainStage(0.25), (to,)), checkpoint_every=1
     )
+    runs.killed(experiment, tmp_path / "run", 1)
+    assert open_checkpoint(tmp_path / "run").config == runs.SMALL
     runs.killed(experiment, tmp_path / "run", 4)
     with pytest.raises(CheckpointError, match=r"no complete model.*Continue the run"):
         open_checkpoint(tmp_path / "run")

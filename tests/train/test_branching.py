@@ -18,7 +18,7 @@ def branch(experiment, folder, run, step=None):
     return pretrain.run_experiment(experiment, folder, start=Origin(Workdir(run).folder, step))
 
 
-@pytest.mark.parametrize("step", [2, 6, 8, None])
+@pytest.mark.parametrize("step", [2, None])
 def test_the_same_config_continues_bitwise(tmp_path, whole_run, step):
     result = branch(whole_run[0], tmp_path / "new", whole_run[1], step)
     runs.assert_same_end(tmp_path / "new", whole_run[1])

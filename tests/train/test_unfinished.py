@@ -52,7 +52,7 @@ def test_jaxgrow_reads_it_and_says_the_step(tmp_path, capsys, half):
     assert open_checkpoint(tmp_path / "grown").config.layers == 4
 
 
-def test_a_step_chooses_a_checkpoint(tmp_path, capsys, half):
+def test_a_step_chooses_a_checkpoint(tmp_path, capsys, half, whole_run):
     assert main(["convert", f"{half[1]}@4", str(tmp_path / "hf")]) == 0
     assert (
         "the model is 'large' of checkpoint 4, at step 4 of train large" in capsys.readouterr().out
@@ -64,6 +64,8 @@ def test_a_step_chooses_a_checkpoint(tmp_path, capsys, half):
         main(["interpolate", f"{half[1]}@4", str(half[1]), str(tmp_path / "mean"), "--alpha", ".5"])
         == 0
     )
+    assert main(["inspect", f"{whole_run[1]}@4"]) == 0  # of a finished run
+    assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().out
     assert main(["inspect", f"{half[1]}@5"]) == 1
     said = capsys.readouterr().err
     assert "there is no checkpoint 5 in" in said and said.rstrip().endswith(f"such as {half[1]}@6")
