@@ -1,7 +1,6 @@
 """Runs with CompleteP multipliers grow, resume and initialise by the current model size."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,35 +17,6 @@ from train.plan.transforms import Grow
 from train.run.trainer import run_experiment
 from train.state.model import TrainState
 from train.state.optim import Optim, transformation
-
-
-@pytest.mark.slow  # `test_growing_by_copies_and_training_commute` shows it without a run.
-def test_a_run_that_grows_by_copies_goes_on_as_if_it_had_not(tmp_path):
-    """The optimizer state and the learning rate match the model size of each phase.
-
-    The base model does not change the number of FLOPs.
-    """
-    optim = Optim(peak_lr=1e-2, warmup=0, floor=1.0, base=runs.SMALL)
-    small = runs.experiment(tmp_path, model=runs.SMALL, optim=optim, log_every=1)
-    method = Growing(
-        runs.SMALL,
-        TrainStage(0.5),
-        (GrowTo((TrainStage(0.5),), by=("hypercloning",), moments="exact"),),
-    )
-    large = replace(small, model=MODEL, method=method)
-    ended = [
-        run_experiment(experiment, tmp_path / name)
-        for name, experiment in (("small", small), ("large", large))
-    ]
-    losses = [
-        [line["loss"] for line in runs.log(tmp_path / name) if "loss" in line]
-        for name in ("small", "large")
-    ]
-    assert len(losses[0]) == 8 and len(set(losses[0])) == 8
-    np.testing.assert_allclose(*losses, rtol=1e-5)
-    plain = replace(large, optim=replace(optim, base=None))
-    costs = [sum(phase.cost(e.batch) for phase in e.plan) for e in (large, plain)]
-    assert costs[0] == costs[1] and ended[1]["flops"] > ended[0]["flops"]
 
 
 @pytest.mark.slow

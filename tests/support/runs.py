@@ -45,7 +45,10 @@ def corpus(folder: Path, files: int = 8) -> Path:
     where = folder / "corpus"
     where.mkdir(parents=True, exist_ok=True)
     for i in range(files):
-        (where / f"{i}.txt").write_text("".join(random.Random(i).choices("abcd efgh\n", k=300)))
+        text = "".join(random.Random(i).choices("abcd efgh\n", k=300))
+        path = where / f"{i}.txt"
+        if not path.exists() or path.read_text() != text:  # a new file would be tokenised again
+            path.write_text(text)
     return where
 
 

@@ -135,19 +135,6 @@ def test_moved_data_are_free_only_if_they_are_known_to_be_the_same(tmp_path, who
     assert resume_conflicts(there, other) != []
 
 
-def test_the_objective_stays_refused(tmp_path, whole_run):
-    runs.killed(whole_run[0], tmp_path / "run", 2)
-    for other in (
-        replace(whole_run[0], batch=4),
-        replace(whole_run[0], seed=1),
-        model(whole_run[0], dtype="bfloat16"),
-        model(whole_run[0], eps=1e-4),
-        replace(whole_run[0], optim=replace(whole_run[0].optim, peak_lr=0.1)),
-    ):
-        with pytest.raises(UserError, match="contains a run of another config"):
-            pretrain.run_experiment(other, tmp_path / "run")
-
-
 def test_execution_of_the_small_models_of_a_method_is_free(tmp_path):
     one = runs.experiment(tmp_path, method=Growing(runs.SMALL))
     other = replace(one, method=Growing(replace(runs.SMALL, remat="full")))

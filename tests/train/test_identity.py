@@ -104,14 +104,6 @@ def test_other_data_are_refused_and_both_named(run, tmp_path, change):
     assert contents(folder) == before
 
 
-def test_another_split_is_refused(run):
-    experiment, folder = run
-    with pytest.raises(UserError, match=r"data.Data.valid_fraction: 0.25 and 0.5"):
-        pretrain.run_experiment(
-            replace(experiment, data=replace(experiment.data, valid_fraction=0.5)), folder
-        )
-
-
 def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
     """A new folder, name, file time or cache does not change the identity of the data.
 

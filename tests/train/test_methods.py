@@ -391,28 +391,6 @@ def test_dropped_moments_are_left_behind():
     )
 
 
-# in the fast suite of the library, `test_preservation`, and of its command, `test_cli`
-@pytest.mark.slow
-def test_noise_tells_copies_apart_and_keeps_the_function():
-    small, tokens = (
-        runs.trained(SMALL, TX, scale=1.0),
-        np.random.default_rng(1).integers(0, 256, (2, 8)),
-    )
-
-    @jax.jit
-    def grown(small):
-        ends = []
-        for noise in (None, 10.0):
-            phase = Grow("small", "large", SMALL, runs.MODEL, ("hypercloning",), noise=noise)
-            ends.append(phase.apply({"small": small}, TX).params)
-        logits = [runs.MODEL.module.apply({"params": params}, tokens) for params in ends]
-        return logits, [params["blocks"]["mlp"]["up"]["kernel"] for params in ends]
-
-    (plain, noisy), up = grown(small)
-    chex.assert_trees_all_close(plain, noisy, atol=1e-4)  # float32 values of order 10
-    assert (up[0][:, :4] == up[0][:, 4:]).all() and (up[1][:, :4] != up[1][:, 4:]).all()
-
-
 # --- runs ---
 
 

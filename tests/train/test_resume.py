@@ -40,13 +40,6 @@ def whole(tmp_path_factory):
     return experiment, folder / "run"
 
 
-@pytest.mark.slow  # the next test shows it as well
-def test_the_same_run_again_ends_with_the_same_bits(tmp_path, whole):
-    # the checkpoint interval does not affect the result
-    pretrain.run_experiment(replace(whole[0], checkpoint_every=100), tmp_path)
-    runs.assert_same_end(tmp_path, whole[1])
-
-
 def test_runs_stopped_between_phases_end_bitwise_identical(tmp_path, monkeypatch, whole):
     """Stop before and after checkpoints, on each side of every phase, until the run ends."""
     stops = {1: "before", 2: "after", 3: "before", 6: "after", 7: "before", 10: "after"}
