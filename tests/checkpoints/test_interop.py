@@ -35,12 +35,6 @@ def folder(tmp_path_factory) -> Path:
     return saved(tmp_path_factory.mktemp("source") / "gpt")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Skip fsync, which would take most of the time of these tests."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 @cache
 def axes(config):
     return config.axes()

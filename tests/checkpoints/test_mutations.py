@@ -33,8 +33,7 @@ MEMORY = 500_000  # kB that all mutations together may add to the peak
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Skip fsync and the computation of models, which take time and are not tested here."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    """Skip the computation of models, which takes time and is not tested here."""
     monkeypatch.setattr(
         jaxgrow.extras.preservation, "measure_preservation", lambda *given: "the same"
     )

@@ -28,12 +28,6 @@ METHODS = operators.DEPTH | operators.WIDTH
 SIZES = {"layers": 4, "embed": 12, "heads": 4, "mlp": 20}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Skip fsync, which would take most of the time of these tests."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return saved(tmp_path_factory.mktemp("source") / "gpt")

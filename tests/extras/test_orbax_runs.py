@@ -5,7 +5,6 @@ Tunix and nanodo. `test_third_party` uses the real packages.
 """
 
 import json
-import os
 import re
 import weakref
 from pathlib import Path
@@ -35,12 +34,6 @@ E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
 WIDE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
 WIDE_OPTIONS = ("--embed", "24", "--heads", "8", "--kv-heads", "4", "--mlp", "40")
 TX = optax.adamw(1e-3)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Skip fsync, which would take most of the time of these tests."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def layer(put) -> dict:
