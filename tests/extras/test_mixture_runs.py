@@ -104,20 +104,14 @@ def test_a_run_on_another_mixture_goes_on_in_each_source(home, capsys):
     assert pretrain.run_experiment(second, home / "second")["order"] == result["order"]
 
 
-def test_a_branch_of_a_mixture_goes_on_bitwise(home):
-    experiment = runs.experiment(home, data=mixed_data(home, MIXED), checkpoint_every=4)
-    pretrain.run_experiment(experiment, home / "whole")
-    pretrain.run_experiment(
-        experiment, home / "new", start=Origin(Workdir(home / "whole").folder, 4)
-    )
-    runs.assert_same_end(home / "new", home / "whole")
-
-
-def test_a_branch_with_other_weights_goes_on_in_each_source(home, capsys):
+def test_a_branch_goes_on_in_each_source_also_with_other_weights(home, capsys):
     first = runs.experiment(home, data=mixed_data(home, MIXED), checkpoint_every=4)
     pretrain.run_experiment(first, home / "first")
-    data = mixed_data(home, {"high": 1.0, "low": 1.0})
     start = Origin(Workdir(home / "first").folder, 4)
+    pretrain.run_experiment(first, home / "same", start=start)
+    runs.assert_same_end(home / "same", home / "first")
+    capsys.readouterr()
+    data = mixed_data(home, {"high": 1.0, "low": 1.0})
     other = replace(first, data=data)
     result = pretrain.run_experiment(other, home / "new", start=start)
     said = capsys.readouterr().err

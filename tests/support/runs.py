@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -22,6 +23,8 @@ from train.config.experiment import Experiment
 from train.data.batches import Stream
 from train.data.text import Data
 from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
+from train.plan.phase import Phase
+from train.plan.training import Train
 from train.run import trainer
 from train.state.mesh import Mesh, replicated_sharding
 from train.state.model import TrainState
@@ -168,6 +171,13 @@ def growing(
 ) -> Experiment:
     """Return an experiment that starts from the small model."""
     return experiment(folder, **{"model": LARGE, "method": Growing(SMALL, source, to)} | changes)
+
+
+def spelled_plan(plan: Sequence[Phase]) -> str:
+    """Return the label of each phase with its steps, or with the model that it writes."""
+    return "; ".join(
+        f"{p.label} {p.steps}" if isinstance(p, Train) else f"{p.label} > {p.writes}" for p in plan
+    )
 
 
 class Killed(BaseException):

@@ -119,11 +119,8 @@ def test_savings_by_hand(comparison):
     assert cycle["saved_seconds"] == pytest.approx([1 - 29 / 43, 1 - 29 / 83])
     assert cycle["flops"] == pytest.approx((32 / 40 + 32 / 80) / 2) == cycle["run_seconds"]
     assert cycle["seconds"] == pytest.approx((35 / 43 + 35 / 83) / 2)
-    assert (
-        cycle["loss"] == [2.0, 2.0]
-        and cycle["seeds"] == [0, 1]
-        and cycle["tokens_per_parameter"] == 2.0
-    )
+    assert (cycle["loss"], cycle["seeds"]) == ([2.0, 2.0], [0, 1])
+    assert cycle["tokens_per_parameter"] == 2.0
     # Training from scratch would need more than the full budget.
     assert cycle["below_frontier"] == [True, True]
     assert cycle["saved_frontier"] == pytest.approx([1 - 32 / 40, 1 - 32 / 80])
@@ -199,15 +196,8 @@ def test_the_report_fits_into_100_columns(comparison, tmp_path):
     assert list(main["scratch"]) == ["run", "FLOPs", "loss", "FLOPs saved vs. frontier", "time"]
     # a run compared with itself
     assert main["scratch"]["FLOPs saved vs. frontier"] == "0.0 % ± 0.0"
-    assert list(phases["scratch"]) == [
-        "run",
-        "phase",
-        "parameters",
-        "steps",
-        "layers",
-        "ms per step",
-        "FLOPs",
-    ]
+    columns = ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs"]
+    assert list(phases["scratch"]) == columns
 
 
 def test_the_result_is_told_in_words(comparison, tmp_path):
@@ -423,21 +413,11 @@ def test_runs_with_other_numbers_of_evaluated_samples_are_refused():
 
 
 def test_runs_that_train_otherwise_are_compared(tmp_path):
-    config = CONFIG | {
-        "batch": 8,
-        "eval_batches": 4,
-        "steps": 9,
-        "seed": 3,
-        "optim": {"peak_lr": 1.0},
-        "accumulate": 2,
-    }
+    config = CONFIG | {"batch": 8, "eval_batches": 4, "steps": 9, "seed": 3, "accumulate": 2}
+    config["optim"] = {"peak_lr": 1.0}
     data = {"Data": CONFIG["data"]["Data"] | {"cache": "elsewhere"}}
-    other = made(
-        tmp_path,
-        "other",
-        SCRATCH,
-        config=config | {"data": data, "model": CONFIG["model"] | {"layers": 99}},
-    )
+    config |= {"data": data, "model": CONFIG["model"] | {"layers": 99}}
+    other = made(tmp_path, "other", SCRATCH, config=config)
     assert Comparison([[made(tmp_path, "base", SCRATCH)], [other]], []).rows()
     # the same content under another path
     moved = CONFIG["data"]["Data"] | {"path": "there", "tokenizer": "there.json"}
@@ -638,15 +618,8 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     configs = [runs.script(tmp_path, e) for e in (scratch, cycle)]
     configs[1] += ":optim.peak_lr=0.03"
     folder = tmp_path / "runs"
-    options = [
-        "--seeds",
-        "3",
-        "--frontier",
-        "0.5:optim.peak_lr=0.02:optim.warmup=1",
-        "--workdir",
-        folder,
-    ]
-    options += ["--set", "eval_batches=1"]
+    options = ["--seeds", "3", "--frontier", "0.5:optim.peak_lr=0.02:optim.warmup=1"]
+    options += ["--workdir", folder, "--set", "eval_batches=1"]
     called(monkeypatch, *configs, *options)
     names = ("scratch", "cycle", "scratch-x0.5")
     assert {p.parent.name for p in folder.glob("*/result.json")} == {
@@ -655,11 +628,8 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     assert json.loads((folder / "scratch-x0.5-seed3" / "result.json").read_text())["steps"] == 4
     written = [json.loads((folder / f"{name}-seed3" / "config.json").read_text()) for name in names]
     assert [(c["eval_batches"], c["seed"]) for c in written] == [(1, 3)] * 3
-    assert [(c["optim"]["peak_lr"], c["optim"]["warmup"]) for c in written] == [
-        (0.01, 2),
-        (0.03, 2),
-        (0.02, 1),
-    ]
+    rates = [(c["optim"]["peak_lr"], c["optim"]["warmup"]) for c in written]
+    assert rates == [(0.01, 2), (0.03, 2), (0.02, 1)]
     first = {name: (folder / name).read_bytes() for name in ("compare.md", "compare.json")}
     for plot in ("compare.png", "compare_seconds.png"):
         assert (folder / plot).read_bytes()[:4] == b"\x89PNG"
@@ -719,12 +689,7 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
 def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):
     script = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
     with pytest.raises(SystemExit):
-        called(
-            monkeypatch,
-            script,
-            *(o.format(script) for o in options),
-            "--workdir",
-            tmp_path / "runs",
-        )
+        options = [o.format(script) for o in options]
+        called(monkeypatch, script, *options, "--workdir", tmp_path / "runs")
     assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

@@ -96,14 +96,8 @@ def test_one_long_file_is_held_out_in_pieces(tmp_path, text):
 
 def test_the_standard_library_is_a_corpus(text, monkeypatch, tmp_path):
     library = tmp_path / "lib"
-    for name in (
-        "a.py",
-        "json/b.py",
-        "test/c.py",
-        "site-packages/d.py",
-        "json/tests/e.py",
-        "f.txt",
-    ):
+    others = ("test/c.py", "site-packages/d.py", "json/tests/e.py", "f.txt")
+    for name in ("a.py", "json/b.py", *others):
         (library / name).parent.mkdir(parents=True, exist_ok=True)
         (library / name).write_text(name)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(library))
@@ -378,14 +372,8 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
     found = [part.tolist() for part in (again.train, again.valid, *again.begins)]
     assert found == expected
     assert len(encoded) == everything - 9  # three shards of three batches are reused
-    assert {p.name for p in Path(text.cache).glob("*/*")} == {
-        "train",
-        "valid",
-        "train.begins",
-        "valid.begins",
-        "about.json",
-        "SUMS",
-    }
+    names = {"train", "valid", "train.begins", "valid.begins", "about.json", "SUMS"}
+    assert {p.name for p in Path(text.cache).glob("*/*")} == names
 
 
 def test_tokens_of_a_text_that_changes_while_it_is_read_are_deleted(

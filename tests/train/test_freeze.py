@@ -78,12 +78,8 @@ def test_what_is_below_the_layers_depends_on_the_family():
     bert = BERTConfig(vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, mlp=8)
     # The token types and a norm are trained.
     assert Freeze((0, 1), tables, below=False).bottom(bert.axes()) == 0
-    assert (
-        Freeze((0, 1), (*tables, "type_embedding", "embedding_norm/*"), below=False).bottom(
-            bert.axes()
-        )
-        == 2
-    )
+    below = (*tables, "type_embedding", "embedding_norm/*")
+    assert Freeze((0, 1), below, below=False).bottom(bert.axes()) == 2
     llama = LlamaConfig(
         vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, kv_heads=1, mlp=8
     )
@@ -92,19 +88,13 @@ def test_what_is_below_the_layers_depends_on_the_family():
         image=4, patch=2, channels=1, classes=3, layers=2, embed=4, heads=2, head_dim=2, mlp=8
     )
     for config in (ViTConfig(**vit), CaiTConfig(**vit)):
-        found = {
-            path
-            for path, _, names in leaves(
-                jax.eval_shape(config.init, jax.random.key(0)), config.axes()
-            )
-            if has_mark(names, BELOW)
-        }
+        shapes = jax.eval_shape(config.init, jax.random.key(0))
+        every = leaves(shapes, config.axes())
+        found = {path for path, _, names in every if has_mark(names, BELOW)}
         # In CaiT, the class token comes after the layers.
         tokens = {"class_embedding"} if isinstance(config, ViTConfig) else set()
-        assert (
-            found
-            == {"patch_embedding/kernel", "patch_embedding/bias", "position_embedding"} | tokens
-        )
+        patches = {"patch_embedding/kernel", "patch_embedding/bias", "position_embedding"}
+        assert found == patches | tokens
 
 
 def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
@@ -169,12 +159,9 @@ def test_a_step_moves_no_frozen_layer_or_tied_embedding(step):
         (before.opt[1].nu, after.opt[1].nu),
     ):
         for name, layers in moved(tree, new).items():
-            expected = (
-                [False, False, True, True]
-                if name.startswith("blocks/")
-                else not name.endswith("embedding")
-            )
-            assert layers == expected, name
+            of_layers = [False, False, True, True]
+            below = name.endswith("embedding")
+            assert layers == (of_layers if name.startswith("blocks/") else not below), name
     assert after.opt[1].count == after.opt[2].count == 7
     assert float(metrics["grad_norm"]) > 0
 
@@ -215,13 +202,8 @@ def test_frozen_layers_have_zero_gradients_only():
         chex.assert_trees_all_close(same, logits, rtol=1e-5, atol=1e-6)
         for name, a, b in tiny.pairs(dense, grads):
             assert a.any(), name
-            layers = (
-                frozen
-                if name.startswith("blocks/")
-                else len(b)
-                if name.endswith("_embedding")
-                else 0
-            )
+            layers = frozen if name.startswith("blocks/") else 0
+            layers = len(b) if name.endswith("_embedding") else layers
             assert not b[:layers].any(), name
             np.testing.assert_allclose(b[layers:], a[layers:], rtol=1e-4, atol=1e-7, err_msg=name)
 
@@ -246,12 +228,8 @@ def test_layers_that_were_added_train_alone(small_run, by):
     )
     result = pretrain.run_experiment(e, small_run.parent / by)
     for name, layers in moved(grown, load_params(small_run.parent / by)).items():
-        expected = (
-            [i in new for i in range(4)]
-            if name.startswith("blocks/")
-            else not name.endswith("embedding")
-        )
-        assert layers == expected, name
+        of_layers, below = [i in new for i in range(4)], name.endswith("embedding")
+        assert layers == (of_layers if name.startswith("blocks/") else not below), name
     tokens = 2 * e.batch * LARGE.context
     assert (
         result["phases"][-1]["flops"]

@@ -79,14 +79,8 @@ def test_every_phase_is_charged_for_its_own_work(finished):
             assert (cost["steps"], cost["tokens"]) == (0, 0)
             assert cost["flops"] < 0.1 * result["flops"]
     large = sum(x.size for x in jax.tree.leaves(load_params(finished[1])))
-    assert [p["parameters"] == large for p in result["phases"]] == [
-        True,
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    whole = [p["parameters"] == large for p in result["phases"]]
+    assert whole == [True, False, False, True, True, True]
 
 
 def test_every_line_tells_the_cost_at_its_own_step(finished):
@@ -162,13 +156,8 @@ def test_tensorboard_reads_the_same_numbers(finished):
     assert {tag: shown[tag] for tag in expected} == expected
     # They differ from run to run.
     assert shown.keys() - expected.keys() == {"seconds", "compile_seconds"}
-    assert {
-        "large/loss",
-        "coarse1/loss",
-        "large/val_loss",
-        "large/lr",
-        "coarse1/grad_norm",
-    } <= shown.keys()
+    tags = ("large/loss", "coarse1/loss", "large/val_loss", "large/lr", "coarse1/grad_norm")
+    assert {*tags} <= shown.keys()
 
 
 # --- the ledger alone ---
@@ -283,40 +272,21 @@ def test_a_new_run_starts_a_new_log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "at", "says", "last"),
+    ("every", "at", "says", "last"),  # steps between log lines, validations and checkpoints
     [
         # The update of step 3 is infinite, so its checkpoint would contain a broken model.
-        (
-            {"log_every": 8, "eval_every": 8, "checkpoint_every": 1},
-            3,
-            "parameter_norm is .* at step 3 of train large",
-            2,
-        ),
+        ((8, 8, 1), 3, "parameter_norm is .* at step 3 of train large", 2),
         # The loss of step 4 shows the error at the next log line or checkpoint.
-        (
-            {"log_every": 1, "eval_every": 8, "checkpoint_every": 2},
-            3,
-            "loss is nan at step 4 of train large",
-            2,
-        ),
-        (
-            {"log_every": 8, "eval_every": 1, "checkpoint_every": 8},
-            1,
-            "val_loss is nan at step 1 of train large",
-            None,
-        ),
+        ((1, 8, 2), 3, "loss is nan at step 4 of train large", 2),
+        ((8, 1, 8), 1, "val_loss is nan at step 1 of train large", None),
         # the last update of the run, which a later training loss cannot show
-        (
-            {"log_every": 2, "eval_every": 8, "checkpoint_every": 2},
-            8,
-            "val_loss is nan at step 8 of train large",
-            6,
-        ),
+        ((2, 8, 2), 8, "val_loss is nan at step 8 of train large", 6),
     ],
 )
 def test_a_nan_stops_the_run_and_keeps_the_last_checkpoint(
-    tmp_path, monkeypatch, changes, at, says, last
+    tmp_path, monkeypatch, every, at, says, last
 ):
+    changes = dict(zip(("log_every", "eval_every", "checkpoint_every"), every, strict=True))
     monkeypatch.setattr(
         inputs, "learning_rate", lambda optim, steps, i: 3e38 if i + 1 == at else 0.01
     )

@@ -54,10 +54,7 @@ LIGO = Growing(
 
 
 def spelled(method, model=LARGE, steps=100):
-    plan = method.plan(model, BASE, steps)
-    return [
-        f"{p.label} {p.steps}" if isinstance(p, Train) else f"{p.label} > {p.writes}" for p in plan
-    ]
+    return runs.spelled_plan(method.plan(model, BASE, steps))
 
 
 def test_a_small_model_trains_here_and_grows():
@@ -66,12 +63,7 @@ def test_a_small_model_trains_here_and_grows():
         TrainStage(0.25, lr=2.0),
         (GrowTo((TrainStage(0.5), TrainStage(0.1)), runs.DOUBLED, None, 3, 10.0, "copy"),),
     )
-    assert spelled(method) == [
-        "train small 25",
-        "grow small > large",
-        "train large 50",
-        "train large 10",
-    ]
+    assert spelled(method) == "train small 25; grow small > large; train large 50; train large 10"
     small, grown, first, second = method.plan(LARGE, BASE, 100)
     assert (small.config, first.config, second.config) == (SMALL, LARGE, LARGE)
     assert (small.optim.peak_lr, first.optim.peak_lr) == (1.0, 0.5)
@@ -80,7 +72,7 @@ def test_a_small_model_trains_here_and_grows():
 
 def test_a_small_model_comes_from_another_run():
     method = Growing(SMALL, "other-seed{seed}", (GrowTo(by=runs.DOUBLED),))
-    assert spelled(method) == ["import small > small", "grow small > large", "train large 50"]
+    assert spelled(method) == "import small > small; grow small > large; train large 50"
     assert method.plan(LARGE, BASE, 100)[0] == LoadCheckpoint("small", SMALL, "other-seed{seed}")
     # A race or a fine-tuning imports from the folder that the user gives, whatever its name.
     assert LoadCheckpoint("small", SMALL, "a {x}/{}-seed{seed}").folder_of(7) == "a {x}/{}-seed7"
@@ -93,42 +85,23 @@ def test_one_layer_becomes_two_and_four():
         TrainStage(0.1),
         (GrowTo((TrainStage(0.2),), config=two, moments="exact"), GrowTo((TrainStage(0.3),))),
     )
-    assert spelled(method, four) == [
-        "train small 10",
-        "grow small > grown1",
-        "train grown1 20",
-        "grow grown1 > large",
-        "train large 30",
-    ]
+    assert spelled(method, four) == (
+        "train small 10; grow small > grown1; train grown1 20; grow grown1 > large; train large 30"
+    )
     plan = method.plan(four, BASE, 100)
     assert [p.config.layers for p in plan] == [1, 2, 2, 4, 4]
     assert [p.moments for p in plan if isinstance(p, Grow)] == ["exact", "drop"]
-    assert [live(plan, i) for i in range(6)] == [
-        {"small"},
-        {"small"},
-        {"grown1"},
-        {"grown1"},
-        {"large"},
-        {"large"},
-    ]
+    held = [" ".join(live(plan, i)) for i in range(6)]
+    assert held == ["small", "small", "grown1", "grown1", "large", "large"]
 
 
 def test_ligo_learns_maps_applies_them_and_trains():
-    assert spelled(LIGO) == [
-        "import small > small",
-        "learn maps 9",
-        "apply maps > large",
-        "train large 50",
-    ]
+    assert spelled(LIGO) == "import small > small; learn maps 9; apply maps > large; train large 50"
     _, learn, applied, large = LIGO.plan(LARGE, BASE, 100)
     assert isinstance(learn, Learn) and applied == Apply("maps", "large")
     assert learn.optim == replace(BASE, peak_lr=1.5, warmup=2) and large.optim == BASE
-    assert (learn.source, learn.small, learn.config, learn.ligo) == (
-        "small",
-        SMALL,
-        LARGE,
-        LiGO("interleave"),
-    )
+    found = (learn.source, learn.small, learn.config, learn.ligo)
+    assert found == ("small", SMALL, LARGE, LiGO("interleave"))
     assert learn.target == {"layers": 4, **WIDTHS}
 
 
@@ -138,23 +111,14 @@ def test_ways_to_grow_may_follow_each_other():
         TrainStage(0.1),
         (GrowTo((), Learned(steps=9), WIDER), GrowTo((TrainStage(0.3),), Learned(steps=8))),
     )
-    assert spelled(method) == [
-        "train small 10",
-        "learn maps 9",
-        "apply maps > grown1",
-        "learn maps 8",
-        "apply maps > large",
-        "train large 30",
-    ]
+    assert spelled(method) == (
+        "train small 10; learn maps 9; apply maps > grown1; learn maps 8; apply maps > large; "
+        "train large 30"
+    )
     plan = method.plan(LARGE, BASE, 100)
     assert (plan[3].source, plan[3].small) == ("grown1", WIDER)
-    assert [live(plan, i) for i in range(1, 6)] == [
-        {"small"},
-        {"maps"},
-        {"grown1"},
-        {"maps"},
-        {"large"},
-    ]
+    held = [" ".join(live(plan, i)) for i in range(1, 6)]
+    assert held == ["small", "maps", "grown1", "maps", "large"]
 
 
 def test_a_checkpoint_while_learning_holds_maps_and_base():
@@ -207,12 +171,8 @@ def test_operators_in_turn_share_the_target(by, takes):
 
 def test_the_seed_is_that_of_random_operators():
     def index(seed):
-        return (
-            Grow("small", "large", SMALL, LARGE, ("fpi", "stack"), seed)
-            .growths[0]["mlp"]
-            .write.index[:, 0]
-            .tolist()
-        )
+        growth, _ = Grow("small", "large", SMALL, LARGE, ("fpi", "stack"), seed).growths
+        return growth["mlp"].write.index[:, 0].tolist()
 
     expected = {
         seed: operators.fpi(SIZES, WIDTHS, seed)["mlp"].write.index[:, 0].tolist()
@@ -581,11 +541,8 @@ def test_an_imported_model_is_charged_all_that_its_run_cost(learned, small_run):
     for unit in ("flops", "tokens", "seconds"):
         assert learned[2][unit] == pytest.approx(imported[unit] + sum(p[unit] for p in rest))
     first = json.loads((learned[1] / "metrics.jsonl").read_text().splitlines()[0])
-    assert (first["phase"], first["flops"], first["tokens"]) == (
-        "import small",
-        cost["flops"],
-        cost["tokens"],
-    )
+    found = (first["phase"], first["flops"], first["tokens"])
+    assert found == ("import small", cost["flops"], cost["tokens"])
     assert first["seconds"] >= cost["seconds"]
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import runs
 import tiny
 
 from jaxgrow import correct, grow, grow_optimizer, sizes
@@ -37,68 +38,48 @@ THREE = VCycle(
 
 
 def spelled(method, steps=100):
-    plan = method.plan(DEEP, BASE, steps)
-    return [
-        f"{p.label} {p.steps}" if isinstance(p, Train) else f"{p.label} > {p.writes}" for p in plan
-    ]
+    return runs.spelled_plan(method.plan(DEEP, BASE, steps))
 
 
 # --- plans of methods ---
 
 
 def test_scratch_is_one_training():
-    assert spelled(Scratch()) == ["train large 100"]
+    assert spelled(Scratch()) == "train large 100"
 
 
 def test_a_v_cycle_of_two_levels():
-    assert spelled(VCycle()) == [
-        "train large 5",
-        "coalesce large > coarse1",
-        "train coarse1 50",
-        "decoalesce coarse1 large > up",
-        "interpolate large up > large",
-        "train large 50",
-    ]
+    assert spelled(VCycle()) == (
+        "train large 5; coalesce large > coarse1; train coarse1 50; "
+        "decoalesce coarse1 large > up; interpolate large up > large; train large 50"
+    )
 
 
 def test_a_v_cycle_of_three_levels():
-    assert spelled(THREE) == [
-        "train large 10",
-        "coalesce large > coarse1",
-        "train coarse1 20",
-        "coalesce coarse1 > coarse2",
-        "train coarse2 30",
-        "decoalesce coarse2 coarse1 > up",
-        "interpolate coarse1 up > coarse1",
-        "train coarse1 40",
-        "decoalesce coarse1 large > up",
-        "interpolate large up > large",
-        "train large 50",
-    ]
+    assert spelled(THREE) == (
+        "train large 10; coalesce large > coarse1; train coarse1 20; coalesce coarse1 > coarse2; "
+        "train coarse2 30; decoalesce coarse2 coarse1 > up; interpolate coarse1 up > coarse1; "
+        "train coarse1 40; decoalesce coarse1 large > up; interpolate large up > large; "
+        "train large 50"
+    )
 
 
 def test_a_v_cycle_by_correction():
-    assert spelled(replace(THREE, correction=True))[5:] == [
-        "correct coarse1 coarse2 > coarse1",
-        "train coarse1 40",
-        "correct large coarse1 > large",
-        "train large 50",
-    ]
+    found = spelled(replace(THREE, correction=True)).split("; ")
+    assert "; ".join(found[5:]) == (
+        "correct coarse1 coarse2 > coarse1; train coarse1 40; correct large coarse1 > large; "
+        "train large 50"
+    )
 
 
 def test_without_training_the_initial_model_is_coalesced():
-    assert spelled(VCycle(down=(TrainStage(0.0),)))[:3] == [
-        "train large 0",
-        "coalesce large > coarse1",
-        "train coarse1 50",
-    ]
+    assert spelled(VCycle(down=(TrainStage(0.0),))).startswith(
+        "train large 0; coalesce large > coarse1; train coarse1 50"
+    )
     three = spelled(replace(THREE, down=(TrainStage(0.0), TrainStage(0.0))))
-    assert three[:4] == [
-        "train large 0",
-        "coalesce large > coarse1",
-        "coalesce coarse1 > coarse2",
-        "train coarse2 30",
-    ]
+    assert three.startswith(
+        "train large 0; coalesce large > coarse1; coalesce coarse1 > coarse2; train coarse2 30"
+    )
 
 
 def test_every_level_has_its_own_size_learning_rate_and_warmup():
@@ -115,17 +96,10 @@ def test_every_level_has_its_own_size_learning_rate_and_warmup():
 def test_every_level_may_have_its_own_groups():
     depth, width = Grouping(heads=None), Grouping(heads="adjacent", layers=None)
     plan = replace(THREE, groupings=(depth, width)).plan(DEEP, BASE, 100)
-    assert [p.grouping for p in plan if isinstance(p, Coalesce | Decoalesce)] == [
-        depth,
-        width,
-        width,
-        depth,
-    ]
-    assert [(p.config.layers, p.config.heads) for p in plan if isinstance(p, Train)][:3] == [
-        (4, 4),
-        (2, 4),
-        (2, 2),
-    ]
+    groupings = [p.grouping for p in plan if isinstance(p, Coalesce | Decoalesce)]
+    assert groupings == [depth, width, width, depth]
+    trained = [(p.config.layers, p.config.heads) for p in plan if isinstance(p, Train)]
+    assert trained[:3] == [(4, 4), (2, 4), (2, 2)]
 
 
 def test_unfitting_stages_and_groups_are_refused():
@@ -270,19 +244,11 @@ def test_asymmetric_moments_need_a_growth_and_a_clock(models):
 
 def test_live_models_by_hand():
     plan = THREE.plan(DEEP, BASE, 100)
-    assert [sorted(live(plan, done)) for done in range(len(plan) + 1)] == [
-        ["large"],
-        ["large"],
-        ["coarse1", "large"],
-        ["coarse1", "large"],
-        ["coarse1", "coarse2", "large"],
-        ["coarse1", "coarse2", "large"],
-        ["coarse1", "large", "up"],
-        ["coarse1", "large"],
-        ["coarse1", "large"],
-        ["large", "up"],
-        ["large"],
-        ["large"],
+    held = [" ".join(sorted(live(plan, done))) for done in range(len(plan) + 1)]
+    assert held == [
+        *("large", "large", "coarse1 large", "coarse1 large"),
+        *("coarse1 coarse2 large", "coarse1 coarse2 large", "coarse1 large up"),
+        *("coarse1 large", "coarse1 large", "large up", "large", "large"),
     ]
 
 
