@@ -26,6 +26,7 @@ from jaxgrow.operators import DEPTH
 from train.extras import run_plots as plots
 from train.extras.advice import evidence
 from train.extras.advice.evidence import Evidence, Frontier
+from train.extras.advice.forecast import held_out_forecasts
 from train.show import planned_phases
 
 HERE = Path(__file__).parent / "pictures"
@@ -460,6 +461,37 @@ def saved_by_size() -> plt.Figure:
     return figure
 
 
+def forecasts() -> plt.Figure:
+    """Draw measured savings against forecasts from other comparisons: `docs/should-i-grow.md`."""
+    figure, ax = plt.subplots(figsize=(8.5, 4.2), layout="constrained")
+    looks = {"Muon": ("o", BLUE), "AdamW": ("s", plots.COLOURS[2])}
+    every = held_out_forecasts()
+    hits = 0
+    for row, forecast in every:
+        low, high = forecast.interval
+        outcome, inside = row.outcome / 100, low <= row.outcome / 100 <= high
+        hits += inside
+        marker, colour = looks[row.optimizer]
+        bar = [[100 * (forecast.saved - low)], [100 * (high - forecast.saved)]]
+        filled = colour if inside else "white"
+        ax.errorbar(
+            100 * outcome, 100 * forecast.saved, bar, color=colour, elinewidth=0.6, alpha=0.5
+        )
+        ax.plot(100 * outcome, 100 * forecast.saved, marker, color=colour, markerfacecolor=filled)
+    for optimizer, (marker, colour) in looks.items():
+        ax.plot([], [], marker, color=colour, label=optimizer)
+    ax.plot([], [], "o", color="black", markerfacecolor="white", label="outside of its interval")
+    ax.axline((0, 0), slope=1, color="black", linewidth=0.8, label="forecast = outcome")
+    ax.axhline(0, color=GREY, linewidth=0.8)
+    ax.set_xlabel("FLOPs saved, measured, %")
+    ax.set_ylabel("FLOPs saved, forecast, %")
+    ax.set_title(
+        f"{hits} of {len(every)} outcomes lie in the 90 % interval of their forecast", loc="left"
+    )
+    ax.legend(fontsize=8, loc="lower right")
+    return figure
+
+
 BESIDE = {"textcoords": "offset points", "va": "center", "fontsize": 8}
 
 
@@ -484,6 +516,7 @@ FIGURES = (
     plans,
     saving,
     saved_by_size,
+    forecasts,
     wiki12,
     wiki12_muon,
     keep,

@@ -1,31 +1,26 @@
-"""Recommend a growing recipe for a model and its compute budget.
+"""Forecast whether growing saves compute for a model and its budget, and decide.
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
-CONFIG is a training from scratch. The command prints the measurements that are comparable to it: the
-model family and the optimizer must be the same, and parameters and tokens per parameter must agree
-up to a factor of two. If no measurement is comparable, the command names the nearest one and recommends
-nothing. If several sizes or budgets were measured, the expected saving comes from a regression over
-them, with a 95 % interval.
+CONFIG is a training from scratch. For each recipe, the command prints the saving of FLOPs and of
+seconds that all measurements of this project predict (`train.extras.advice.forecast`), with its
+90 % interval. The interval is wide if the model or the budget differs from everything that was
+measured. The last line is one of three decisions:
 
-With ``--measure``, a pilot trains the given model briefly, so that there is an answer for every
-setting. A recipe that trains a smaller model for a fraction tau of the steps saves ``tau (1 - c)`` of
-the FLOPs, where c is the cost of a step of the small model relative to a step of the large model.
-However, the grown model is behind a run from scratch: for each step of the small model, it loses b
-steps of the run from scratch. At an equal loss the recipe therefore saves::
+- *Grow*: the interval of the seconds is above zero.
+- *Do not grow*: the upper end of the interval is below 3 %, or training only the small model was
+  cheaper near this setting.
+- *Run the pilot*: neither of the two.
 
-    1 - (1 - tau (1 - c)) / (1 - tau b sqrt(tau / (1 - tau)))
-
-where b is measured for a growth after half of the steps. The square root was fitted to recipes that
-start with half of the layers, with and without half of each MLP, for tau between 0.4 and 0.7
-(docs/results/lag.md). It does not hold for recipes that start with one layer, so the pilot leaves
-these out. The pilot prints its cost before it runs. Each small model trains for 0.5 % of the steps,
-but at least 180 steps, then grows, and then trains further at a constant learning rate, on the same
-batches as a run from scratch. The pilot sees only the beginning of training, where b is smaller
-than later. Therefore b is assumed to be at least 0.2. ``--write`` writes the advised config.
+With ``--measure``, a pilot trains the model itself: from scratch, and with the recipe that has the
+best forecast. It costs at most 3 % of the FLOPs of the budget. The small model trains briefly, then
+grows, and then trains further at a constant learning rate, on the same batches as a run from
+scratch. A short pilot finds a lag that is too small, so its bias is corrected by what the pilots of
+measured models showed. The first pilot costs 1 %; if the interval is then below 3 %, or if the
+second pilot would take too many seconds, there is no second one. After a pilot, the expected saving
+decides. ``--write`` writes the advised config.
 """
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -41,26 +36,26 @@ from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load_experiment
-from train.extras.advice.evidence import (
-    Estimate,
-    Setting,
-    estimate_saving,
-    method_rows,
-    nearest_row,
+from train.extras.advice.evidence import Case, PilotRow, method_rows
+from train.extras.advice.forecast import (
+    Forecast,
+    forecast_rows,
+    forecast_saving,
+    small_slowdown,
 )
 from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.recipes import deep_vcycle, deepened
+from train.plan.training import Train
 from train.run.trainer import run_experiment
 from train.state.optim import Optim
 
 WORTH = 0.03  # smaller savings cannot be distinguished from the noise between seeds
-PILOT = 0.005  # fraction of the steps for which the small model of a pilot trains
-SHORTEST = 180  # minimum number of steps of the small model of a pilot
+COST = 0.03  # largest cost of the pilot, as a fraction of the budget
+FIRST = 0.01  # cost of the first pilot, which may already decide
+SHORTEST = 45  # minimum number of steps of the small model of a pilot
 REACH = 1.5  # steps of the grown model of a pilot, relative to the steps of the small model
-# fractions of the steps for which the equation was measured
-PARTS = (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7)
-LEAST = 0.2  # minimum of b: short pilots measure smaller values than longer runs
+NEAR = 1.0  # distance within which a measurement says that the small model alone is cheaper
 MOST_STEPS = 2**31  # maximum number of steps: optimizers count steps in 32 bits
 # config name: name in `train.extras.advice.evidence`
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "sgd": "SGD"}
@@ -75,22 +70,17 @@ class Recipe:
     # Builds the method from the experiment and the fraction of the steps of the small model.
     method: Callable[[Experiment, float], Method]
     tau: float | None = None  # this fraction, as measured; None: the recipe has fixed fractions
-    piloted: bool = False  # whether the equation holds for the recipe, so that a pilot can find b
-
-
-def one_layer(experiment: Experiment, tau: float) -> Method:
-    return _deepened(experiment, tau, 1)
 
 
 def half_deep(experiment: Experiment, tau: float) -> Method:
-    return _deepened(experiment, tau, max(1, experiment.model.depth // 2))
+    return _deepened(experiment, tau)
 
 
 def half_and_narrow(experiment: Experiment, tau: float) -> Method:
-    return _deepened(experiment, tau, max(1, experiment.model.depth // 2), narrower=2)
+    return _deepened(experiment, tau, narrower=2)
 
 
-def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1) -> Method:
+def _deepened(experiment: Experiment, tau: float, narrower: int = 1) -> Method:
     decay = decay_fraction(experiment)
     stable = 1 - decay - tau
     last = TrainStage(min(decay, 1 - tau), warmup=0, schedule="linear")
@@ -99,6 +89,7 @@ def _deepened(experiment: Experiment, tau: float, layers: int, narrower: int = 1
         if round(stable * experiment.steps) > 0
         else (last,)
     )
+    layers = max(1, experiment.model.depth // 2)
     return deepened(experiment.model, layers, tau, *stages, narrower=narrower)
 
 
@@ -109,22 +100,52 @@ def deep_cycle(experiment: Experiment, tau: float) -> Method:
 
 
 RECIPES = (  # measured in docs/results/muon.md
-    Recipe("deepen", "half of the layers first", half_deep, 0.5, piloted=True),
-    Recipe(
-        "halves", "half of the layers and of each MLP first", half_and_narrow, 0.6, piloted=True
-    ),
-    Recipe("one_layer", "one layer first", one_layer, 0.7),
+    Recipe("deepen", "half of the layers first", half_deep, 0.5),
+    Recipe("halves", "half of the layers and of each MLP first", half_and_narrow, 0.6),
     Recipe("vcycle", "V-cycle in depth, corrected", deep_cycle),
 )
 
 
-def fitting_recipes(experiment: Experiment) -> tuple[list[Recipe], list[str]]:
-    """Return the recipes that the experiment can run, and a sentence for each of the others.
+@dataclass(frozen=True)
+class Answer:
+    """The forecast of one recipe."""
+
+    recipe: Recipe
+    grown: Experiment
+    case: Case
+    small: float  # FLOPs of the small model, as a fraction of the FLOPs of a run from scratch
+    flops: Forecast
+    seconds: Forecast
+
+    @property
+    def cells(self) -> list[str]:
+        """The row of the table for this recipe."""
+        saved = (
+            f"{f.saved:.0%} ({f.interval[0]:.0%} to {f.interval[1]:.0%})"
+            for f in (self.flops, self.seconds)
+        )
+        return [self.recipe.about, f"{self.case.flops:.0%}", *saved]
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A short run from scratch and with one recipe."""
+
+    row: PilotRow
+    slowdown: float  # seconds per FLOP of the small model, relative to the large one
+    flops: float  # cost, as a fraction of the budget
+    seconds: float  # the same in seconds, with compilation
+
+
+def recipe_answers(
+    experiment: Experiment, pilot: Pilot | None = None
+) -> tuple[list[Answer], list[str]]:
+    """Return the forecasts of the recipes that fit, the best one first, and why the others do not.
 
     For example, pairs of layers need an even number of layers, and the momentum of SGD with weight
     decay cannot be copied.
     """
-    recipes: list[Recipe] = []
+    answers: list[Answer] = []
     others: list[str] = []
     for recipe in RECIPES:
         try:
@@ -134,8 +155,38 @@ def fitting_recipes(experiment: Experiment) -> tuple[list[Recipe], list[str]]:
             why = " ".join(str(error).split()).removesuffix(".")
             others.append(f"{recipe.about}: does not fit: {why}")
         else:
-            recipes.append(recipe)
-    return recipes, others
+            answers.append(recipe_forecast(experiment, recipe, grown, pilot))
+    return sorted(answers, key=lambda answer: -answer.seconds.saved), others
+
+
+def recipe_forecast(
+    experiment: Experiment, recipe: Recipe, grown: Experiment, pilot: Pilot | None
+) -> Answer:
+    """Return the forecast of a recipe; ``grown`` is the experiment with its method."""
+    size = parameter_count(experiment)
+    tokens = experiment.steps * experiment.batch * experiment.model.length / size
+    family = type(experiment.model).__name__.removesuffix("Config")
+    setting = (family, OPTIMIZERS[experiment.optim.name], size, tokens)
+    cost, small = plan_costs(experiment, grown)
+    case = Case(*setting, method=recipe.name, tau=recipe.tau, flops=cost)
+    rows = forecast_rows()
+    flops = forecast_saving(case, rows, pilot=pilot and pilot.row)
+    slowdown, deviation = small_slowdown(rows, recipe.name)
+    if pilot is not None:  # on the hardware of the pilot, the slowdowns have the same ratio
+        slowdown *= pilot.slowdown / small_slowdown(rows, pilot.row.method)[0]
+        deviation = 0.0
+    seconds = flops.in_seconds(cost, small, (slowdown, deviation))
+    return Answer(recipe, grown, case, small, flops, seconds)
+
+
+def plan_costs(experiment: Experiment, grown: Experiment) -> tuple[float, float]:
+    """Return the FLOPs of ``grown`` and of its small models, relative to ``experiment``."""
+    small = sum(
+        phase.cost(grown.batch, grown.accumulate)
+        for phase in grown.plan
+        if isinstance(phase, Train) and phase.config != experiment.model
+    )
+    return grown.cost / experiment.cost, small / experiment.cost
 
 
 def decay_fraction(experiment: Experiment) -> float:
@@ -148,80 +199,73 @@ def parameter_count(experiment: Experiment) -> int:
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
 
 
-def setting_of(experiment: Experiment) -> Setting:
-    """Return the properties that decide which measurements are comparable."""
-    size = parameter_count(experiment)
-    family = type(experiment.model).__name__.removesuffix("Config")
-    tokens = experiment.steps * experiment.batch * experiment.model.length / size
-    return Setting(family, OPTIMIZERS[experiment.optim.name], size, tokens)
-
-
-def plan_saving(experiment: Experiment, recipe: Recipe, tau: float | None) -> float:
-    """Return the fraction of the FLOPs by which the plan of the recipe is cheaper."""
-    if tau is not None and not round(tau * experiment.steps):
-        return 0.0
-    grown = replace(experiment, method=recipe.method(experiment, tau or 0.0))
-    return 1 - grown.cost / experiment.cost
-
-
-def expected_saving(experiment: Experiment, recipe: Recipe, tau: float, behind: float) -> float:
-    """Return the fraction of the FLOPs that a piloted recipe saves at an equal loss.
-
-    This is the equation of the module docstring.
-    """
-    worth = 1 - tau * behind * math.sqrt(tau / (1 - tau))  # in steps of a run from scratch
-    return 1 - (1 - plan_saving(experiment, recipe, tau)) / worth if worth > 0 else -math.inf
-
-
-def best_moment(experiment: Experiment, recipe: Recipe, behind: float) -> tuple[float, float]:
-    """Return the largest expected saving and the fraction of the steps after which the model grows.
-
-    The model grows before its learning rate decays.
-    """
-    stable = 1 - decay_fraction(experiment)
-    fractions = {min(tau, stable) for tau in PARTS}
-    return max((expected_saving(experiment, recipe, tau, behind), tau) for tau in fractions)
-
-
 # --- the pilot ---
 
 
-@dataclass(frozen=True)
-class Pilot:
-    """How far grown models are behind a model that is trained from scratch."""
+def measure_lag(experiment: Experiment, workdir: Path) -> Pilot | None:
+    """Run one or two pilots of the recipe with the best forecast, and return the last one.
 
-    behind: dict[str, float]  # recipe: b, the steps behind for each step of the small model
-    flops: float  # cost of all runs of the pilot
-
-
-def run_pilot(experiment: Experiment, workdir: Path) -> Pilot:
-    """Train briefly at a constant learning rate, from scratch and with each piloted recipe.
-
-    The cost is printed before the runs start.
+    Returns:
+      The last pilot; None if the forecast without a pilot is already "do not grow".
 
     Raises:
-      UserError: no piloted recipe fits the experiment.
+      UserError: no recipe with a pilot fits the experiment, or the budget is too small.
     """
-    recipes, others = fitting_recipes(experiment)
-    recipes = [r for r in recipes if r.piloted]
-    if not recipes:
+    answers, others = recipe_answers(experiment)
+    best = next((answer for answer in answers if answer.recipe.tau), None)
+    if best is None:
         raise UserError(f"--measure has no recipe to measure: {'; '.join(others)}")
-    small = max(round(PILOT * experiment.steps), SHORTEST)
+    if refusal(answers[0]):
+        return None
+    sizes = [pilot_steps(experiment, best, share) for share in (FIRST, COST - FIRST)]
+    if sizes[0] < SHORTEST:
+        sizes = [pilot_steps(experiment, best, COST)]
+    if sizes[0] < SHORTEST:
+        enough = 1.05 * experiment.cost * (SHORTEST + 1) / (sizes[0] + 1)
+        raise UserError(
+            f"a pilot of {COST:.0%} of the budget would train the small model for {sizes[0]} steps, but at least {SHORTEST} "
+            f"are necessary: give --budget {enough:.2g} or more, or try the recipe itself, which is cheap with this budget"
+        )
+    pilot = None
+    for small in sizes:
+        pilot = run_pilot(experiment, best, small, workdir)
+        again, _ = recipe_answers(experiment, pilot)
+        if refusal(again[0]) or pilot.seconds * COST / FIRST > COST:
+            break
+    return pilot
+
+
+def pilot_steps(experiment: Experiment, answer: Answer, share: float) -> int:
+    """Return the steps of the small model with which a pilot costs ``share`` of the budget."""
+    assert answer.recipe.tau
+    step = answer.small / answer.recipe.tau  # cost of a step of the small model
+    return int(share * experiment.steps / (1 + 2 * REACH + step))
+
+
+def run_pilot(experiment: Experiment, answer: Answer, small: int, workdir: Path) -> Pilot:
+    """Train briefly at a constant learning rate, from scratch and with a recipe.
+
+    The cost is printed before the runs start.
+    """
     optim = replace(
         experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2)
     )
-    name = f"{experiment.name}-pilot"
-    steps = round((1 + REACH) * small)
-    base = replace(experiment, name=name, steps=steps, optim=optim, eval_every=steps, log_every=1)
-    growing = {
-        r.name: replace(
-            base, name=f"{name}-{r.name.replace(' ', '_')}", method=r.method(base, small / steps)
-        )
-        for r in recipes
-    }
-    share = sum(e.cost for e in (base, *growing.values())) / experiment.cost
+    name = f"{experiment.name}-pilot{small}"
+    steps = small + int(REACH * small)
+    base = replace(
+        experiment,
+        name=name,
+        steps=steps,
+        optim=optim,
+        eval_every=steps,
+        eval_batches=1,
+        log_every=1,
+    )
+    method = answer.recipe.method(base, small / steps)
+    growing = replace(base, name=f"{name}-{answer.recipe.name}", method=method)
+    flops = (base.cost + growing.cost) / experiment.cost
     say(
-        f"the pilot: {1 + len(growing)} runs of {steps:,} steps, {share:.1%} of the budget",
+        f"the pilot: 2 runs of {steps:,} steps, {flops:.1%} of the FLOPs of the budget",
         file=sys.stderr,
     )
 
@@ -233,10 +277,13 @@ def run_pilot(experiment: Experiment, workdir: Path) -> Pilot:
     def losses(of: Run) -> list[float]:
         return [line["loss"] for line in of.log if "loss" in line]
 
-    scratch = ran(base)
-    grown = {recipe: ran(e) for recipe, e in growing.items()}
-    found = {recipe: steps_behind(losses(scratch), losses(r), small) for recipe, r in grown.items()}
-    return Pilot(found, sum(r.cost("flops") for r in (scratch, *grown.values())))
+    scratch, grown = ran(base), ran(growing)
+    lag = steps_behind(losses(scratch), losses(grown), small)
+    row = PilotRow(**vars(answer.case), steps=small, lag=lag, page="")
+    step = scratch.step_seconds(0)
+    assert step is not None  # the log has each step
+    seconds = (scratch.cost("seconds") + grown.cost("seconds")) / (step * experiment.steps)
+    return Pilot(row, run_slowdown(grown), flops, seconds)
 
 
 def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -> float:
@@ -269,167 +316,104 @@ def steps_behind(scratch: Sequence[float], grown: Sequence[float], small: int) -
     return float(step[settled].mean() / small * (1 - np.exp(-gap / p)))
 
 
+def run_slowdown(run: Run) -> float:
+    """Return the seconds per FLOP of the smallest model of a run, relative to its last model.
+
+    Raises:
+      UserError: the log has fewer than two lines of one of them.
+    """
+    phases = [(i, p) for i, p in enumerate(run.result["phases"]) if p["steps"]]
+    small, large = min(phases, key=lambda phase: phase[1]["parameters"]), phases[-1]
+    paces = []
+    for i, phase in (small, large):
+        time = run.step_seconds(i)
+        if time is None:
+            raise UserError(
+                f"{run.folder} has too few lines in its log to measure the times of steps"
+            )
+        paces.append(time * phase["steps"] / phase["flops"])
+    return paces[0] / paces[1]
+
+
 # --- the advice ---
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The results of the measurements and of the pilot for one recipe."""
-
-    recipe: Recipe
-    most: float  # fraction of the FLOPs that the plan of the recipe leaves out
-    measured: Estimate | None  # None: no measurement is comparable
-    nearest: str  # the nearest measurement of any kind
-    piloted: tuple[float, float, float] | None = None  # saving, tau and b
-
-    @property
-    def tau(self) -> float:
-        """The fraction of the steps after which the model grows, by the pilot or as measured."""
-        return self.piloted[1] if self.piloted else self.recipe.tau or 0.0
-
-    @property
-    def gain(self) -> float:
-        """The saving that is safe to expect, or 0.
-
-        It is the smaller of two savings: the saving that the pilot predicts, and the saving in
-        comparable measurements. Without a pilot, measurements count only if their complete interval
-        is above zero. The gain is 0 if training only the small model was cheaper in these
-        measurements.
-        """
-        if self.measured is not None and self.measured.small_alone_is_cheaper:
-            return 0.0
-        if self.piloted is not None:
-            return min(self.piloted[0], math.inf if self.measured is None else self.measured.saved)
-        return self.measured.saved if self.measured is not None and self.measured.lower > 0 else 0.0
-
-    @property
-    def cells(self) -> list[str]:
-        """The row of the table for this recipe."""
-        known = "unknown" if self.measured is None else self.measured.told
-        found = ""
-        if self.piloted is not None:
-            gain, tau, behind = self.piloted
-            found = f"{gain:.0%}: grown after {tau:.0%} of the steps, b = {behind:.2f}"
-        return [self.recipe.about, f"{self.most:.0%}", known, found]
-
-    @property
-    def source(self) -> str:
-        """The evidence for the expected saving."""
-        if self.measured is None:
-            return f"{self.recipe.about}: no comparable measurement; the nearest one is {self.nearest}."
-        cheaper = (
-            "; training only the small model was cheaper there"
-            * self.measured.small_alone_is_cheaper
-        )
-        return f"{self.recipe.about}: {self.measured.source}{cheaper}."
-
-
-def recipe_answers(
-    experiment: Experiment, recipes: Sequence[Recipe], pilot: Pilot | None
-) -> list[Answer]:
-    """Return one answer for each recipe."""
-    here = setting_of(experiment)
-    found = []
-    for recipe in recipes:
-        rows = method_rows(recipe.name, recipe.tau)
-        piloted = None
-        if pilot is not None and recipe.piloted:
-            behind = max(pilot.behind[recipe.name], LEAST)
-            piloted = (*best_moment(experiment, recipe, behind), behind)
-        most = plan_saving(experiment, recipe, recipe.tau)
-        near = nearest_row(method_rows(recipe.name), here).told
-        found.append(Answer(recipe, most, estimate_saving(rows, here), near, piloted))
-    return found
-
-
-def switch_to_muon(experiment: Experiment) -> tuple[Experiment, str]:
-    """Switch an AdamW experiment to Muon if comparable measurements show a saving.
-
-    Returns:
-      The experiment to advise on, and a sentence about Muon (empty for other optimizers).
-    """
-    if experiment.optim.name != "adamw":
-        return experiment, ""
-    rows = method_rows("muon")
-    here = setting_of(experiment)
-    found = estimate_saving(rows, here)
-    if found is None:
-        near = nearest_row(rows, here).told
+def refusal(best: Answer) -> str:
+    """Return why the best recipe is not worth a growth, or nothing."""
+    near = [
+        e
+        for e in forecast_rows()
+        if (e.family, e.optimizer) == (best.case.family, best.case.optimizer)
+        and e.distance(best.case) < NEAR
+    ]
+    if any(e.small_alone_is_cheaper for e in near):
         return (
-            experiment,
-            f"Muon instead of AdamW: no comparable measurement; the nearest one is {near}.\n",
+            "near this setting, training only the small model reached its final loss for fewer FLOPs. Train the smaller "
+            "model, or this one for longer."
         )
-    muon = replace(
-        experiment, name=f"{experiment.name}_muon", optim=replace(experiment.optim, name="muon")
-    )
-    note = f"First use Muon (optim.name=muon) and sweep its learning rate: {found.near[0].told}."
-    return muon, f"{note} The rest of this report is for Muon.\n"
+    if best.seconds.interval[1] < WORTH:
+        return f"the upper end of its interval is below {WORTH:.0%}."
+    return ""
+
+
+def decide(answers: Sequence[Answer], pilot: Pilot | None) -> str:
+    """Return the decision: a sentence that begins with "Grow", "Run the pilot" or "Do not grow"."""
+    if not answers:
+        return "Do not grow: no recipe fits this model and its optimizer."
+    best = answers[0]
+    if why := refusal(best):
+        return f"Do not grow: {why}"
+    if best.seconds.interval[0] > 0 or (pilot and best.seconds.saved > WORTH):
+        return (
+            f"Grow: {best.recipe.about}. It is expected to save {best.flops.saved:.0%} of the FLOPs and "
+            f"{best.seconds.saved:.0%} of the seconds at an equal loss. After the same number of steps its final loss is "
+            "higher than from scratch."
+        )
+    if pilot:
+        return f"Do not grow: after the pilot, less than {WORTH:.0%} is expected."
+    return "Run the pilot (--measure): the interval contains savings above and below zero."
 
 
 def full_report(
     experiment: Experiment, pilot: Pilot | None = None
 ) -> tuple[str, Experiment | None]:
-    """Return the report as Markdown and the advised experiment; None if no recipe is advised."""
+    """Return the report as Markdown and the advised experiment; None if growing is not advised."""
     base = with_stable_rate(experiment)
-    here = setting_of(experiment)
-    recipes, others = fitting_recipes(base)
-    found = recipe_answers(base, recipes, pilot)
-    lines = [
-        f"{experiment.name}: {here.family}, {here.optimizer}, {here.parameters:,} parameters, {experiment.steps:,} steps, "
-        f"{here.tokens_per_parameter:.3g} tokens per parameter, {experiment.cost:.3g} FLOPs.",
-        "",
-        *_recipe_table(found, pilot),
-        *(f"- {answer.source}" for answer in found),
-        *(f"- {text}." for text in others),
-        "",
-    ]
+    answers, others = recipe_answers(base, pilot)
+    decision = decide(answers, pilot)
+    lines = [f"{experiment.name}: {experiment.steps:,} steps, {experiment.cost:.3g} FLOPs", ""]
+    if answers:
+        case, rows = answers[0].case, forecast_rows()
+        heads = ["recipe", "FLOPs of its plan", "FLOPs saved", "seconds saved"]
+        nearest = min(rows, key=case.distance)
+        lines = [
+            f"{experiment.name}: {case.family}, {case.optimizer}, {case.parameters:,} parameters, {experiment.steps:,} "
+            f"steps, {case.tokens_per_parameter:.3g} tokens per parameter, {experiment.cost:.3g} FLOPs.",
+            "",
+            markdown_table(heads, [answer.cells for answer in answers]),
+            "",
+            "Savings at an equal loss, relative to training from scratch; in brackets, the 90 % interval of one run. "
+            "Seconds are those of the training steps.",
+            f"Of {len(rows)} measurements, the nearest one to {answers[0].recipe.about}: {nearest.told}.",
+        ]
+    lines += [f"{text}." for text in others]
     if pilot is not None:
         lines.append(
-            "b: how many steps a grown model is behind a run from scratch, for each step of the small model "
-            f"(at least {LEAST} is assumed). The pilot cost {pilot.flops / experiment.cost:.1%} of the budget."
+            f"The pilot found a lag of {pilot.row.lag:.2f}. It cost {pilot.flops:.1%} of the FLOPs and {pilot.seconds:.1%} "
+            "of the seconds of the budget."
         )
     if base is not experiment:
         lines.append(
             f"These results are for optim.schedule=wsd. With {experiment.optim.schedule}, the learning rate falls from the "
             "first step on, so there is no phase with a constant learning rate to grow in."
         )
-    best = max(found, key=lambda answer: answer.gain, default=None)
-    if best is None or best.gain <= WORTH:
-        lines.append(_nothing(found, pilot))
-        return "\n".join(lines) + "\n", None
-    lines.append(
-        f"Try {best.recipe.about}: about {best.gain:.0%} of the FLOPs at an equal loss. After the same number of steps its "
-        "final loss is higher than from scratch."
-    )
-    method = best.recipe.method(base, best.tau)
-    return "\n".join(lines) + "\n", replace(base, name=f"{base.name}_grown", method=method)
-
-
-def _recipe_table(found: Sequence[Answer], pilot: Pilot | None) -> list[str]:
-    """Return the table of the recipes and an empty line, or nothing without recipes."""
-    heads = ["recipe", "FLOPs left out at most", "saving at an equal loss, measured"]
-    if pilot is not None:
-        heads.append("saving by the pilot")
-    rows = [answer.cells[: len(heads)] for answer in found]
-    return [markdown_table(heads, rows), ""] if rows else []
-
-
-def _nothing(found: Sequence[Answer], pilot: Pilot | None) -> str:
-    """Explain why no recipe is advised."""
-    if not found:
-        return "No advice: no recipe fits this model and its optimizer."
-    if any(a.measured is not None and a.measured.small_alone_is_cheaper for a in found):
-        return (
-            "Growing is not advised: near this setting, training only the small model reached its final loss for fewer FLOPs. "
-            "Train the smaller model, or this one for longer."
-        )
-    if pilot is not None:
-        return "Growing is not advised: it saves nothing at this budget."
-    if all(a.measured is None for a in found):
-        return "No advice: there are no measurements near this setting. --measure runs a pilot on the model itself."
-    return (
-        "Growing is not advised: no measured saving has an interval that is completely above zero."
-    )
+    if experiment.optim.name == "adamw" and answers:
+        muon = min(method_rows("muon"), key=answers[0].case.distance)
+        lines.append(f"Muon instead of AdamW saved more than any recipe: {muon.told}.")
+    text = "\n".join([*lines, "", decision]) + "\n"
+    if not decision.startswith("Grow"):
+        return text, None
+    return text, replace(answers[0].grown, name=f"{base.name}_grown")
 
 
 def with_stable_rate(experiment: Experiment) -> Experiment:
@@ -501,12 +485,11 @@ def main() -> None:
     if arguments.write is not None:
         # An error here comes before the work.
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
-    base, note = switch_to_muon(experiment)
-    text, advised = full_report(
-        base, run_pilot(base, arguments.workdir) if arguments.measure else None
+    pilot = (
+        measure_lag(with_stable_rate(experiment), arguments.workdir) if arguments.measure else None
     )
-    say(f"{note}{text}", end="")
-    advised = advised or (base if base is not experiment else None)
+    text, advised = full_report(experiment, pilot)
+    say(text, end="")
     if arguments.write is not None and advised is not None:
         write_text(arguments.write, config_script(arguments.config, advised))
         say(f"config: {arguments.write}")

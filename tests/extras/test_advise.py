@@ -1,10 +1,6 @@
-"""Advice: savings against published results and comparable measurements, pilots, written configs.
-
-Requests without a comparable measurement are refused.
-"""
+"""Advice: forecasts, decisions, pilots, and written configs."""
 
 import json
-import math
 import re
 import sys
 from dataclasses import replace
@@ -13,35 +9,31 @@ import numpy as np
 import pytest
 import runs
 
+from benchmarks.curves import logged_runs
 from jaxgrow.layerdrop import LayerDrop
-from jaxgrow.models import BERTConfig, GPT2Config
+from jaxgrow.models import GPT2Config
 from train import advise
 from train.advise import (
-    LEAST,
     RECIPES,
     Pilot,
     as_code,
-    best_moment,
-    expected_saving,
     full_report,
-    plan_saving,
-    setting_of,
+    plan_costs,
+    recipe_answers,
     steps_behind,
-    switch_to_muon,
 )
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment
-from train.extras.advice.evidence import all_evidence, estimate_saving, method_rows
-from train.plan.methods import Growing, Scratch, VCycle
+from train.extras.advice.evidence import PilotRow, all_evidence
+from train.plan.methods import Growing, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
-from train.plan.recipes import halves
+from train.plan.recipes import deepened
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 
-HALF, HALVES, ONE, VCYCLE = RECIPES
+HALF, HALVES, VCYCLE = RECIPES
 WSD = Optim(schedule="wsd", decay=0.1)
-SIZES = dict(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96)
-MODEL = GPT2Config(**SIZES)
+MODEL = GPT2Config(vocab=256, context=64, layers=12, embed=24, heads=3, head_dim=8, mlp=96)
 
 
 def experiment(tmp_path, **changes):
@@ -61,60 +53,27 @@ def experiment(tmp_path, **changes):
     ],
 )
 def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
+    e = experiment(tmp_path, model=model)
+    grown = replace(e, method=deepened(model, 1, tau, TrainStage(1 - tau)))
     # published with two digits
-    assert plan_saving(experiment(tmp_path, model=model), ONE, tau) == pytest.approx(
-        expected, abs=0.0075
-    )
+    assert 1 - plan_costs(e, grown)[0] == pytest.approx(expected, abs=0.0075)
 
 
-def test_what_a_growth_saves_at_an_equal_loss(tmp_path):
-    """The prediction matches savings measured at 94 thousand parameters and 20 tokens each.
-
-    For any model, it follows from the costs of that model.
-    """
-    e = experiment(tmp_path, optim=replace(WSD, decay=0.3))
-    for recipe, tau, behind, measured in [
-        (HALF, 0.4, 0.22, 0.127),
-        (HALF, 0.5, 0.22, 0.147),
-        (HALF, 0.6, 0.22, 0.149),
-        (HALVES, 0.5, 0.28, 0.180),
-        (HALVES, 0.6, 0.28, 0.177),
-        (HALVES, 0.7, 0.28, 0.162),
-    ]:
-        assert expected_saving(e, recipe, tau, behind) == pytest.approx(measured, abs=0.015), (
-            recipe.name,
-            tau,
-        )
-    # Without a lag, the saving is the training cost that the plan skips.
-    assert expected_saving(e, HALF, 0.5, 0.0) == pytest.approx(plan_saving(e, HALF, 0.5))
-    # At 0.8 the root of the equation is 2, and at 0.2 it is a half.
-    for tau, worth in ((0.8, 1 - 0.8 * 0.1 * 2), (0.2, 1 - 0.2 * 0.1 / 2)):
-        exact = 1 - (1 - plan_saving(e, HALF, tau)) / worth
-        assert expected_saving(e, HALF, tau, 0.1) == pytest.approx(exact, rel=1e-12)
-    assert expected_saving(e, HALF, 0.5, 2.0) == -math.inf  # The lag is larger than the run.
-    c = 1 - plan_saving(e, HALF, 0.5) / 0.5
-    assert expected_saving(e, HALF, 0.5, 1 - c) == pytest.approx(
-        0
-    )  # The lag cancels the skipped cost.
-    assert plan_saving(e, HALF, 0.0) == 0
+def test_the_costs_of_the_small_model_are_a_part_of_the_plan(tmp_path):
+    e = experiment(tmp_path)
+    for recipe, tau in ((HALF, 0.5), (HALVES, 0.6), (VCYCLE, 0.4)):
+        cost, small = plan_costs(e, replace(e, method=recipe.method(e, recipe.tau or 0.0)))
+        large = cost - small  # the steps of the large model cost as much as from scratch
+        assert large == pytest.approx(0.55 if recipe is VCYCLE else 1 - tau, abs=1e-3)
+        assert 0.3 < small / tau < 0.6
 
 
-def test_growth_is_placed_at_the_largest_saving(tmp_path):
-    e = experiment(tmp_path)  # The learning rate decays over the last tenth.
-    for behind in (0.0, 0.22, 0.5, 0.9):
-        gain, tau = best_moment(e, HALF, behind)
-        assert (
-            all(gain >= expected_saving(e, HALF, t / 100, behind) for t in range(40, 71, 5))
-            and 0.4 <= tau <= 0.7
-        )
-    assert best_moment(e, HALF, 0.0)[1] == 0.7 and best_moment(e, HALF, 0.9)[1] == 0.4
-    for decay in (0.5, 0.8):
-        assert best_moment(replace(e, optim=replace(WSD, decay=decay)), HALF, 0.0)[
-            1
-        ] == pytest.approx(1 - decay)
-    grown = replace(e, method=HALF.method(e, 0.8))
-    steps = [round(1000 * s) for s in (0.8, 0.1, 0.1)]
-    assert [phase.steps for phase in grown.plan if phase.cost(1)] == steps
+def test_a_recipe_grows_after_the_measured_fraction(tmp_path):
+    for decay in (0.1, 0.5, 0.8):
+        e = experiment(tmp_path, optim=replace(WSD, decay=decay))
+        plan = replace(e, method=HALF.method(e, 0.5)).plan
+        steps = [phase.steps for phase in plan if phase.cost(1)]
+        assert steps == ([500, 400, 100] if decay == 0.1 else [500, 500])
 
 
 def test_how_far_one_curve_is_behind_another():
@@ -147,49 +106,56 @@ def near(tmp_path, **changes):
     return experiment(tmp_path, **{"optim": MUON, "steps": 3600} | changes)
 
 
-def test_without_a_pilot_advice_is_the_regression(tmp_path):
+def found(e, lag, slowdown=1.0, recipe="deepen"):
+    """A pilot of ``e`` that found this lag."""
+    answers, _ = recipe_answers(e)
+    case = next(answer.case for answer in answers if answer.recipe.name == recipe)
+    return Pilot(PilotRow(**vars(case), steps=200, lag=lag, page=""), slowdown, 0.02, 0.025)
+
+
+def test_near_the_measurements_growing_is_advised(tmp_path):
     e = near(tmp_path)
     text, best = full_report(e)
-    rows = [
-        line
-        for line in text.splitlines()
-        if line.startswith("| half of the layers and of each MLP")
-    ]
-    (found,) = [row.split("|")[3].strip() for row in rows]
-    # The regression decides, which also contains the measurements at other sizes and budgets.
-    assert found == estimate_saving(method_rows("halves", 0.6), setting_of(e)).told
-    assert re.fullmatch(r"\d+\.\d % ± \d+\.\d", found)
-    assert "Try half of the layers and of each MLP first" in text and best is not None
-    # The advice grows after 0.6 of the steps, as in the measurement.
-    assert best.method == halves(e.model)
-    assert plan_saving(e, VCYCLE, None) > 0.1 and isinstance(VCYCLE.method(e, 0.0), VCycle)
+    answers, _ = recipe_answers(e)
+    assert "\nGrow: half of the layers first. It is expected to save 15% of the FLOPs" in text
+    assert best is not None and best.method == answers[0].grown.method
+    # The intervals contain the measured savings of both recipes.
+    for answer, measured in ((answers[0], 0.147), (answers[2], 0.177)):
+        low, high = answer.flops.interval
+        assert 0 < low < measured < high < 0.35
+        assert "| " + " | ".join(answer.cells) in re.sub(" +", " ", text)
+    assert "the nearest one to half of the layers first: 14.7 % ± 4.5 (GPT2, Muon, 94 K" in text
+    # The advice grows after half of the steps, as in the measurement.
+    assert [p.steps for p in best.plan if p.cost(1)] == [1800, 1800]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"steps": 3600 * 16},  # 316 tokens per parameter
-        {"steps": 360},
         {"model": GPT2Config(vocab=50257, context=1024), "steps": 300_000},  # 124 M parameters
-        {"optim": replace(MUON, name="sgd", weight_decay=0.0)},
-        {"model": BERTConfig(**SIZES, types=1)},
+        {"optim": replace(MUON, name="adamw")},
     ],
 )
-def test_no_advice_far_from_comparable_measurements(tmp_path, changes):
-    """No advice is given for another size, budget, model family or optimizer."""
-    text, best = full_report(near(tmp_path, **changes))
-    assert (
-        best is None
-        and "No advice: there are no measurements near this setting" in text
-        and "--measure runs a pilot" in text
+def test_far_from_the_measurements_the_interval_contains_zero(tmp_path, changes):
+    e = near(tmp_path, **changes)
+    text, best = full_report(e)
+    assert best is None and text.endswith("contains savings above and below zero.\n")
+    assert "\nRun the pilot (--measure): " in text
+    for answer in recipe_answers(e)[0]:
+        low, high = answer.flops.interval
+        assert low < 0 < high and high - low > 0.28
+    assert ("Muon instead of AdamW saved more than any recipe: > 41.0 %" in text) == (
+        e.optim.name == "adamw"
     )
-    assert text.count("no comparable measurement; the nearest one is ") == len(RECIPES)
 
 
-def test_the_nearest_measurement_prefers_the_same_family():
-    text, _ = full_report(load_experiment("configs/wikipedia_encoder.py:muon", ["steps=200"]))
-    line = next(line for line in text.splitlines() if line.startswith("- half of the layers first"))
-    assert "nearest one is > 19.7 % [22.8, 16.7] (ModernBERT, Muon, 269 K parameters" in line
+def test_the_interval_widens_with_the_distance(tmp_path):
+    widths = []
+    for factor in (1, 4, 16, 64, 256):
+        interval = recipe_answers(near(tmp_path, steps=3600 * factor))[0][0].flops.interval
+        widths.append(interval[1] - interval[0])
+    assert widths == sorted(widths) and widths[-1] > 3 * widths[0]
 
 
 def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
@@ -198,85 +164,82 @@ def test_no_recipe_is_advised_if_the_small_model_was_cheaper(tmp_path):
         (f, m) for f in ("ViT", "ModernBERT") for m in ("deepen", "halves")
     }
     vit = load_experiment("configs/cifar10.py:vit_muon")
-    for pilot in (None, found(0.1, 0.1)):
+    for pilot in (None, found(vit, 0.0)):
         text, best = full_report(vit, pilot)
-        assert (
-            best is None
-            and "training only the small model reached its final loss for fewer FLOPs" in text
-        )
+        assert best is None and "\nDo not grow: near this setting, training only the small" in text
+    # There is no pilot, because its result could not change the decision.
+    assert advise.measure_lag(vit, tmp_path / "none") is None and not (tmp_path / "none").exists()
 
 
-def test_a_saving_without_an_interval_above_zero_is_not_advised(tmp_path):
-    # The measurements are 13.5 % ± 15.9 and single seeds.
-    text, best = full_report(near(tmp_path, optim=replace(MUON, name="adamw")))
-    assert (
-        best is None and "no measured saving has an interval that is completely above zero" in text
-    )
-    # The saving of one layer under AdamW is a measurement. It does not come from a fitted law.
-    assert "| 31.8 %, no interval" in text
-
-
-def test_muon_is_advised_first_where_it_was_measured(tmp_path):
-    e = near(tmp_path, optim=replace(MUON, name="adamw"))
-    made, said = switch_to_muon(e)
-    assert made.optim == MUON and said.startswith("First use Muon") and "> 41.0 %" in said
-    far = replace(e, steps=36)
-    assert switch_to_muon(far)[0] is far and "no comparable measurement" in switch_to_muon(far)[1]
-    assert switch_to_muon(near(tmp_path)) == (near(tmp_path), "")
-
-
-def found(half, halves):
-    return Pilot({"deepen": half, "halves": halves}, 1.0)
-
-
-def test_a_pilot_answers_wherever_it_ran(tmp_path):
-    e = experiment(tmp_path, optim=MUON, steps=200)  # No comparable measurement exists.
-    text, best = full_report(e, found(0.1, 0.9))
-    assert (
-        "Try half of the layers first" in text
-        and best is not None
-        and isinstance(best.method, Growing)
-    )
-    assert (
-        best.method.small == replace(e.model, layers=e.model.layers // 2) and best.optim == e.optim
-    )
-    # A short pilot underestimates the lag.
-    assert f"grown after 50% of the steps, b = {LEAST:.2f}" in text
-    assert best.method.source.steps == 0.5
-    text, best = full_report(e, found(0.5, 0.1))
-    assert (
-        "Try half of the layers and of each MLP first" in text
-        and best.method.small.mlp == e.model.mlp // 2
-    )
-    text, best = full_report(e, found(1.1, 1.1))
-    assert "it saves nothing at this budget" in text and best is None
-    text, best = full_report(replace(e, optim=replace(MUON, schedule="cosine")), found(0.1, 0.9))
+def test_after_a_pilot_the_expected_saving_decides(tmp_path):
+    e = near(tmp_path, steps=3600 * 16)
+    text, best = full_report(e, found(e, -0.1))
+    assert "\nGrow: half of the layers first." in text and isinstance(best.method, Growing)
+    assert best.method.small == replace(e.model, layers=6) and best.optim == e.optim
+    assert "found a lag of -0.10. It cost 2.0% of the FLOPs and 2.5% of the seconds" in text
+    text, best = full_report(e, found(e, 1.5))
+    assert "\nDo not grow: the upper end of its interval is below 3%." in text and best is None
+    slow = full_report(e, found(e, 0.1, slowdown=1.4))[0]
+    assert "\nDo not grow: after the pilot, less than 3% is expected." in slow
+    text, best = full_report(replace(e, optim=replace(MUON, schedule="cosine")), found(e, -0.1))
     assert "With cosine, the learning rate falls from the first step on" in text
     assert best.optim == replace(MUON, decay=Optim().decay) and isinstance(best.method, Growing)
 
 
-def test_a_pilot_is_capped_by_comparable_measurements(tmp_path):
-    optimistic = found(0.0, 0.0)
-    gain = best_moment(near(tmp_path), HALVES, LEAST)[0]
-    said = re.search(r"about (\d+)%", full_report(near(tmp_path), optimistic)[0])
-    assert int(said[1]) < 100 * gain - 1
-    said = re.search(r"about (\d+)%", full_report(near(tmp_path, steps=200), optimistic)[0])
-    assert int(said[1]) == round(100 * best_moment(near(tmp_path, steps=200), HALVES, LEAST)[0])
+def test_a_slow_small_model_lowers_the_seconds_and_not_the_flops(tmp_path):
+    e = near(tmp_path)
+    fast, slow = (
+        next(a for a in recipe_answers(e, found(e, 0.0, slowdown=x))[0] if a.recipe is HALF)
+        for x in (1.0, 1.5)
+    )
+    assert fast.flops == slow.flops == fast.seconds
+    # 1 - saving is proportional to the time of the plan.
+    ratio = (1 - slow.seconds.saved) / (1 - fast.seconds.saved)
+    assert ratio == pytest.approx((slow.case.flops + 0.5 * slow.small) / slow.case.flops)
 
 
 def test_recipes_that_do_not_fit_are_named(tmp_path):
-    odd = experiment(tmp_path, model=replace(MODEL, layers=3))
-    text, best = full_report(odd, found(0.1, 0.9))
-    assert "- V-cycle in depth, corrected: does not fit: axis 'layers'" in text
-    assert best is not None and isinstance(best.method, Growing)
+    odd = near(tmp_path, model=replace(MODEL, layers=3))
+    text, _ = full_report(odd)
+    assert "\nV-cycle in depth, corrected: does not fit: axis 'layers'" in text
     # Its momentum includes the weight decay, so it depends on the parameters.
     sgd = experiment(tmp_path, optim=Optim("sgd", schedule="wsd"))
     text, best = full_report(sgd)
     assert text.count("does not fit: optimizer state") == len(RECIPES) and best is None
     assert "| recipe |" not in text
-    assert text.endswith("No advice: no recipe fits this model and its optimizer.\n")
+    assert text.endswith("Do not grow: no recipe fits this model and its optimizer.\n")
     with pytest.raises(UserError, match="no recipe to measure: half of the layers first: does not"):
-        advise.run_pilot(sgd, tmp_path)
+        advise.measure_lag(sgd, tmp_path)
+
+
+def test_a_pilot_costs_at_most_three_per_cent(tmp_path, monkeypatch):
+    """The first pilot may decide; a budget that is too small for a pilot is refused."""
+    ran = []
+    shows = {}
+
+    def run(experiment, answer, small, workdir):
+        steps = small + int(advise.REACH * small)
+        base = replace(experiment, steps=steps)
+        grown = replace(base, method=answer.recipe.method(base, small / steps))
+        ran.append((base.cost + grown.cost) / experiment.cost)
+        return replace(found(experiment, shows["lag"]), seconds=shows["seconds"])
+
+    monkeypatch.setattr(advise, "run_pilot", run)
+    e = near(tmp_path, steps=100_000)
+    for lag, seconds, pilots in ((0.0, 0.01, 2), (9.0, 0.01, 1), (0.0, 0.011, 1)):
+        ran.clear()
+        shows |= {"lag": lag, "seconds": seconds}
+        assert advise.measure_lag(e, tmp_path) is not None
+        assert len(ran) == pilots and 0.0095 < ran[0] <= 0.01 and sum(ran) <= 0.03
+    ran.clear()
+    advise.measure_lag(near(tmp_path, steps=10_000), tmp_path)
+    assert len(ran) == 1 and 0.028 < ran[0] <= 0.03
+    with pytest.raises(
+        UserError, match=r"for 23 steps, but at least 45 .*--budget (\S+) or more"
+    ) as e:
+        advise.measure_lag(near(tmp_path), tmp_path)
+    enough = float(re.search("--budget (\\S+)", str(e.value))[1])
+    advise.measure_lag(advise.with_budget(near(tmp_path), enough), tmp_path)
 
 
 def advised(monkeypatch, *arguments):
@@ -293,9 +256,11 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     )
     monkeypatch.setattr(advise, "RECIPES", (HALF, VCYCLE))
     monkeypatch.setattr(advise, "SHORTEST", 4)
+    monkeypatch.setattr(advise, "COST", 0.5)
+    monkeypatch.setattr(advise, "FIRST", 0.05)
     # A pilot this short measures only noise.
-    monkeypatch.setattr(advise, "steps_behind", lambda *_: 0.1)
-    monkeypatch.setattr(advise, "WORTH", 0.0)
+    monkeypatch.setattr(advise, "steps_behind", lambda *_: -9.0)
+    monkeypatch.setattr(advise, "run_slowdown", lambda _: 1.0)
     script = runs.script(tmp_path, e)
     out = tmp_path / "new" / "mine.py"
     options = f"--measure --workdir {tmp_path}/pilot --write {out} --set eval_batches=1"
@@ -307,13 +272,22 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
         made.optim, set()
     )
     folders = sorted(p.name for p in (tmp_path / "pilot").iterdir())
-    assert folders == ["tiny-pilot-deepen-seed0", "tiny-pilot-seed0"]
+    assert folders == ["tiny-pilot4-deepen-seed0", "tiny-pilot4-seed0"]
     spent = sum(
         json.loads((tmp_path / "pilot" / f / "result.json").read_text())["flops"] for f in folders
     )
-    share = f"{spent / e.plan[0].cost(e.batch):.1%} of the budget"
+    share = f"{spent / e.plan[0].cost(e.batch):.1%} of the FLOPs"
     # The cost is printed before and after the pilot.
     assert f"cost {share}" in said.out and f"the pilot: 2 runs of 10 steps, {share}" in said.err
+
+
+def test_the_slowdown_of_a_run_comes_from_its_log():
+    """The seconds of a step of each model are medians, from the lines of the log."""
+    run = logged_runs("m3", "wiki_m3_halves")[0]
+    small, large = run.result["phases"][0], run.result["phases"][-1]
+    assert small["parameters"] < large["parameters"]
+    pace = [run.step_seconds(i) / (p["flops"] / p["steps"]) for i, p in ((0, small), (-1, large))]
+    assert advise.run_slowdown(run) == pytest.approx(pace[0] / pace[1])
 
 
 def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):

@@ -101,6 +101,7 @@ EXCEPTIONS: dict[str, str] = {
     "leave out freeze or loop": "tests/operators/test_loops.py",
     "the adapter is a DoRA": "tests/extras/test_peft.py",
     "use_dora is true": "tests/extras/test_peft.py",
+    "of the budget would train the small": "tests/extras/test_advise.py",
     "To merge them, give both": "tests/extras/test_merge.py",
     "infinite or negative second moments in": "tests/train/test_checkpoint.py",
     "which are in no group": "tests/extras/test_torch_optimizer.py",

@@ -143,7 +143,7 @@ def command(tmp_path, monkeypatch):
         module = importlib.import_module(f"train.{name}")
         for work in ("run_experiment", "run_comparison", "tune_model"):
             monkeypatch.setattr(module, work, reached, raising=False)
-    monkeypatch.setattr(importlib.import_module("train.advise"), "switch_to_muon", reached)
+    monkeypatch.setattr(importlib.import_module("train.advise"), "full_report", reached)
     monkeypatch.setattr(importlib.import_module("train.preflight"), "AotRun", reached)
 
     def call(name: str, arguments: list[str]) -> tuple[int | None, str]:

@@ -169,7 +169,7 @@ _EXTRA_COMMANDS = {
             argument(
                 "--measure",
                 action="store_true",
-                help="run a pilot, which measures how far a grown model is behind",
+                help="run a pilot of at most 3 %% of the budget, which measures how far a grown model is behind",
             ),
             argument(
                 "--workdir",

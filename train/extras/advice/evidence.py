@@ -1,8 +1,7 @@
-"""The savings of each method (``jaxgrow/extras/evidence.toml``), and estimates for new settings."""
+"""The savings of each method (``jaxgrow/extras/evidence.toml``)."""
 
 import math
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -13,14 +12,11 @@ import numpy as np
 
 from jaxgrow.tables import markdown_table, short_count
 from jaxgrow.typed import Json, build_dataclass
-from train.common.errors import UserError
-from train.extras.advice.fits import Fit, Measured, fit_savings
 
 FILE = files("jaxgrow.extras") / "evidence.toml"
 FAMILIES = {"GPT2": "GPT"}  # names in tables, if they differ from the class
-# A measurement is near a setting if parameters and tokens per parameter differ by at most this
-# factor.
-NEAR = 2.0
+LAW = ("deepen", "halves")  # methods whose lag follows the square root of docs/results/lag.md
+OTHER = 0.3  # distance between two methods, families or optimizers
 
 
 @dataclass(frozen=True)
@@ -32,29 +28,50 @@ class Setting:
     parameters: float
     tokens_per_parameter: float
 
-    def comparable(self, other: "Setting") -> bool:
-        return (self.family, self.optimizer) == (other.family, other.optimizer)
+    @property
+    def place(self) -> tuple[float, float]:
+        """Size and budget, in units of similar importance: a factor of 16, and a factor of 2."""
+        return math.log2(self.parameters / 1e6) / 4, math.log2(self.tokens_per_parameter / 20)
 
-    def distance(self, other: "Setting") -> tuple[bool, bool, float]:
-        """A sort key: family first, then optimizer, then size and tokens per parameter.
-
-        Size and tokens per parameter are compared by the sum of their absolute log ratios.
-        """
-        size = abs(math.log(self.parameters / other.parameters))
-        tokens = abs(math.log(self.tokens_per_parameter / other.tokens_per_parameter))
-        return self.family != other.family, self.optimizer != other.optimizer, size + tokens
+    @property
+    def key(self) -> tuple[str, str, float, float]:
+        """What equal settings agree in."""
+        return self.family, self.optimizer, self.parameters, self.tokens_per_parameter
 
 
-@dataclass(frozen=True)
-class Evidence(Setting):
+@dataclass(frozen=True, kw_only=True)
+class Case(Setting):
+    """A method, as it is used in a setting."""
+
+    method: str  # a key of the table ``[methods]``
+    tau: float | None = None  # fraction of the steps after which the model grows
+    # Cost of the run that grows, as a fraction of the FLOPs of the full baseline; NaN: not recorded.
+    flops: float = math.nan
+
+    @property
+    def reach(self) -> float:
+        """The factor of the lag in the forecast: the square root that docs/results/lag.md shows."""
+        if self.method not in LAW or self.tau is None:
+            return 0.5
+        return self.tau * math.sqrt(self.tau / (1 - self.tau))
+
+    def distance(self, other: "Case") -> float:
+        """How different two cases are: in `place`, and in method, family and optimizer."""
+        far = sum(abs(a - b) for a, b in zip(self.place, other.place, strict=True))
+        kinds = (self.method, self.family, self.optimizer)
+        others = (other.method, other.family, other.optimizer)
+        return far + OTHER * sum(a != b for a, b in zip(kinds, others, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence(Case):
     """One measured saving of FLOPs, in per cent, at equal final loss.
 
     The baseline is training from scratch with the same optimizer.
     """
 
-    method: str  # a key of the table ``[methods]``
     data: str
-    baseline: Literal["swept", "fixed", "reported"]
+    baseline: Literal["swept", "fixed", "untuned", "reported"]
     seeds: int
     page: str
     each: tuple[float, ...] = ()  # the saving of each seed
@@ -63,10 +80,12 @@ class Evidence(Setting):
     bounds: int = 0  # number of seeds whose saving is a lower bound
     given: float | None = None  # the mean saving if the cost of the small model is not counted
     given_interval: float | None = None
-    tau: float | None = None  # fraction of the steps after which the model grows
+    # The saving if no run of the frontier is near the loss; only forecasts use it.
+    rough: float | None = None
+    # Seconds per FLOP of the small model, relative to the large one; None: not in the logs.
+    slowdown: float | None = None
     # Whether the page says that training the small model alone reaches its loss for less.
     small_alone_is_cheaper: bool = False
-    flops: float | None = None  # cost as a fraction of the FLOPs of the full baseline
     losses: tuple[float, ...] = ()  # final loss of each seed
     summary: bool = False  # a row of the table on docs/results/index.md
     suggest: bool = False  # a row that `jaxgrow suggest` prints
@@ -105,17 +124,32 @@ class Evidence(Setting):
         note = f". {self.note.removesuffix('.')}" * bool(self.note)
         return f"{self.saved} ({where}, {self.tokens_per_parameter:.3g} tokens per parameter, {seeds}; {self.page}{note})"
 
-    def near(self, setting: Setting) -> bool:
-        """Whether a measurement is comparable and near.
+    @property
+    def comparison(self) -> tuple[tuple[str, str, float, float], str]:
+        """Measurements with the same value may share runs."""
+        return self.key, self.data
 
-        Family and optimizer must be equal, and size and tokens per parameter must agree up to the
-        factor `NEAR`.
-        """
-        factors = (
-            self.parameters / setting.parameters,
-            self.tokens_per_parameter / setting.tokens_per_parameter,
-        )
-        return self.comparable(setting) and all(1 / NEAR <= factor <= NEAR for factor in factors)
+    @property
+    def outcome(self) -> float | None:
+        """The saving that a forecast is judged by; None for the results of others."""
+        if self.baseline == "reported" or math.isnan(self.flops):
+            return None
+        return self.rough if self.mean is None else self.mean
+
+    @property
+    def lag(self) -> float:
+        """The lag at which the forecast is the measured saving (`forecast`)."""
+        assert self.outcome is not None
+        return math.log((1 - self.outcome / 100) / self.flops) / self.reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class PilotRow(Case):
+    """The lag that a pilot of a measured model found (`train.advise`)."""
+
+    steps: int  # of the small model
+    lag: float
+    page: str
 
 
 @dataclass(frozen=True)
@@ -161,125 +195,24 @@ def all_evidence() -> tuple[Evidence, ...]:
 
 
 @cache
+def all_pilots() -> tuple[PilotRow, ...]:
+    """The pilots of the data file, in its order."""
+    return tuple(build_dataclass(PilotRow, row) for row in _data_file()["pilot"])
+
+
+@cache
 def all_frontiers() -> tuple[Frontier, ...]:
     """The frontiers of the data file, in its order."""
     return tuple(build_dataclass(Frontier, row) for row in _data_file()["frontier"])
 
 
 def method_rows(method: str, tau: float | None = None) -> list[Evidence]:
-    """The rows of a method.
+    """The rows of a method whose baselines are tuned.
 
     With ``tau``, only the rows that grow after this fraction of the steps.
     """
-    return [e for e in all_evidence() if e.method == method and (tau is None or e.tau == tau)]
-
-
-def fit_rows(rows: Sequence[Evidence]) -> Fit:
-    """Fit the saving (a fraction) against size and tokens per parameter.
-
-    All seeds of ``rows`` are used.
-
-    Raises:
-      UserError: the rows do not determine the fit.
-    """
-    points: list[Measured] = []
-    for e in rows:
-        if e.each:
-            saved = tuple(percent / 100 for percent in e.each)
-            points.append(Measured((e.parameters, e.tokens_per_parameter), saved, e.bounds))
-    return fit_savings(points)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The expected saving (a fraction) at one setting, from comparable measurements."""
-
-    saved: float
-    half_width: float | None  # half of the 95 % interval of the mean; None: too few seeds
-    near: tuple[Evidence, ...]  # the measurements near the setting, nearest first
-    rows: int  # number of comparable measurements
-    regression: bool  # True: a regression over all of them; False: the nearest one
-    bounds: int  # number of seeds in the estimate that are lower bounds
-
-    @property
-    def small_alone_is_cheaper(self) -> bool:
-        return any(e.small_alone_is_cheaper for e in self.near)
-
-    @property
-    def lower(self) -> float:
-        """The lower end of the interval; minus infinity if there is no interval."""
-        return -math.inf if self.half_width is None else self.saved - self.half_width
-
-    @property
-    def told(self) -> str:
-        """The saving as text, such as ``"15.5 % ± 2.8"``."""
-        # A regression that includes lower bounds is not a bound itself.
-        bound = "> " * bool(self.bounds and not self.regression)
-        return f"{bound}{100 * self.saved:.1f} %" + (
-            ", no interval" if self.half_width is None else f" ± {100 * self.half_width:.1f}"
-        )
-
-    @property
-    def source(self) -> str:
-        """The source of the estimate, in words."""
-        how = (
-            f"regression over size and tokens per parameter of {self.rows} comparisons"
-            if self.regression
-            else "measured"
-        )
-        if self.bounds and self.regression:
-            how += (
-                f", with the lower bounds of {self.bounds} seed{'s' * (self.bounds > 1)} as values"
-            )
-        return f"{how}; nearest: {self.near[0].told}"
-
-
-def estimate_saving(rows: Sequence[Evidence], setting: Setting) -> Estimate | None:
-    """Estimate the saving at ``setting`` from the ``rows`` of one method.
-
-    Only rows of the same family and optimizer that were measured in this project are used. If they
-    have several sizes or budgets, the estimate is a regression over all their seeds; otherwise it
-    is the nearest row.
-
-    Args:
-      rows: the measurements of one method.
-      setting: the setting of the estimate.
-
-    Returns:
-      The estimate; None if no row is near (`Evidence.near`).
-    """
-    known = [e for e in rows if e.mean is not None and e.baseline != "reported"]
-    comparable = [
-        e for e in known if (e.family, e.optimizer) == (setting.family, setting.optimizer)
-    ]
-    near = sorted((e for e in comparable if e.near(setting)), key=lambda e: _order(e, setting))
-    if not near:
-        return None
-    try:
-        saved, half = fit_rows(comparable).expected(
-            (setting.parameters, setting.tokens_per_parameter)
-        )
-        used = [e for e in comparable if e.each]
-        bounds = sum(e.bounds for e in used)
-        return Estimate(saved, half, tuple(near), len(used), True, bounds)
-    except UserError:
-        first = near[0]
-        assert first.mean is not None
-        half = None if first.interval is None else first.interval / 100
-        return Estimate(first.mean / 100, half, tuple(near), len(comparable), False, first.bounds)
-
-
-def nearest_row(rows: Sequence[Evidence], setting: Setting) -> Evidence:
-    """The row that is nearest to ``setting``.
-
-    A row of the same family is preferred, then a row with the same optimizer.
-    """
-    return min((e for e in rows if e.mean is not None), key=lambda e: _order(e, setting))
-
-
-def _order(row: Evidence, setting: Setting) -> tuple:
-    """A sort key: the nearest row first; of equally near rows, the row with the most seeds."""
-    return *row.distance(setting), -row.seeds
+    rows = [e for e in all_evidence() if e.method == method and e.baseline != "untuned"]
+    return [e for e in rows if tau is None or e.tau == tau]
 
 
 def summary_table(folder: str) -> str:
