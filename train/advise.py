@@ -15,8 +15,8 @@ measured. The last line is one of three decisions:
 With ``--measure``, a pilot trains the model itself: from scratch, and with the recipe that has the
 best forecast. It costs at most 3 % of the FLOPs of the budget. The small model trains briefly, then
 grows, and then trains further at a constant learning rate, on the same batches as a run from
-scratch. A short pilot finds a lag that is too small, so its bias is corrected by what the pilots of
-measured models showed. The first pilot costs 1 %; if the interval is then below 3 %, or if the
+scratch. A short pilot finds a lag that is too small, so its bias is corrected by the mean error
+of the pilots of measured models. The first pilot costs 1 %; if the interval is then below 3 %, or if the
 second pilot would take too many seconds, there is no second one. After a pilot, the expected saving
 decides. ``--write`` writes the advised config.
 """
@@ -215,31 +215,31 @@ def measure_lag(experiment: Experiment, workdir: Path) -> Pilot | None:
     best = next((answer for answer in answers if answer.recipe.tau), None)
     if best is None:
         raise UserError(f"--measure has no recipe to measure: {'; '.join(others)}")
-    if refusal(answers[0]):
+    if growth_refusal(answers[0]):
         return None
-    sizes = [pilot_steps(experiment, best, share) for share in (FIRST, COST - FIRST)]
-    if sizes[0] < SHORTEST:
-        sizes = [pilot_steps(experiment, best, COST)]
-    if sizes[0] < SHORTEST:
-        enough = 1.05 * experiment.cost * (SHORTEST + 1) / (sizes[0] + 1)
+    most = most_steps(experiment, best)  # of the small model, if there is one pilot
+    if most < SHORTEST:
+        enough = 1.01 * experiment.cost * SHORTEST / most
         raise UserError(
-            f"a pilot of {COST:.0%} of the budget would train the small model for {sizes[0]} steps, but at least {SHORTEST} "
-            f"are necessary: give --budget {enough:.2g} or more, or try the recipe itself, which is cheap with this budget"
+            f"a pilot of {COST:.0%} of the budget would train the small model for {most:.0f} steps, but at least {SHORTEST} "
+            f"are necessary: give --budget {enough:.3g} or more, or try the recipe itself, which is cheap with this budget"
         )
-    pilot = None
-    for small in sizes:
-        pilot = run_pilot(experiment, best, small, workdir)
-        again, _ = recipe_answers(experiment, pilot)
-        if refusal(again[0]) or pilot.seconds * COST / FIRST > COST:
+    parts = [FIRST, COST - FIRST] if most * FIRST / COST >= SHORTEST else [COST]
+    pilots: list[Pilot] = []
+    for part in parts:
+        pilots.append(run_pilot(experiment, best, int(most * part / COST), workdir))
+        again, _ = recipe_answers(experiment, pilots[-1])
+        if growth_refusal(again[0]) or pilots[-1].seconds * COST / part > COST:
             break
-    return pilot
+    flops, seconds = sum(p.flops for p in pilots), sum(p.seconds for p in pilots)
+    return replace(pilots[-1], flops=flops, seconds=seconds)
 
 
-def pilot_steps(experiment: Experiment, answer: Answer, share: float) -> int:
-    """Return the steps of the small model with which a pilot costs ``share`` of the budget."""
+def most_steps(experiment: Experiment, answer: Answer) -> float:
+    """Return the steps of the small model with which a pilot costs `COST` of the budget."""
     assert answer.recipe.tau
     step = answer.small / answer.recipe.tau  # cost of a step of the small model
-    return int(share * experiment.steps / (1 + 2 * REACH + step))
+    return COST * experiment.steps / (1 + 2 * REACH + step)
 
 
 def run_pilot(experiment: Experiment, answer: Answer, small: int, workdir: Path) -> Pilot:
@@ -338,8 +338,8 @@ def run_slowdown(run: Run) -> float:
 # --- the advice ---
 
 
-def refusal(best: Answer) -> str:
-    """Return why the best recipe is not worth a growth, or nothing."""
+def growth_refusal(best: Answer) -> str:
+    """Return why the best recipe is not advised, or an empty string."""
     near = [
         e
         for e in forecast_rows()
@@ -356,12 +356,12 @@ def refusal(best: Answer) -> str:
     return ""
 
 
-def decide(answers: Sequence[Answer], pilot: Pilot | None) -> str:
+def final_decision(answers: Sequence[Answer], pilot: Pilot | None) -> str:
     """Return the decision: a sentence that begins with "Grow", "Run the pilot" or "Do not grow"."""
     if not answers:
         return "Do not grow: no recipe fits this model and its optimizer."
     best = answers[0]
-    if why := refusal(best):
+    if why := growth_refusal(best):
         return f"Do not grow: {why}"
     if best.seconds.interval[0] > 0 or (pilot and best.seconds.saved > WORTH):
         return (
@@ -380,7 +380,7 @@ def full_report(
     """Return the report as Markdown and the advised experiment; None if growing is not advised."""
     base = with_stable_rate(experiment)
     answers, others = recipe_answers(base, pilot)
-    decision = decide(answers, pilot)
+    decision = final_decision(answers, pilot)
     lines = [f"{experiment.name}: {experiment.steps:,} steps, {experiment.cost:.3g} FLOPs", ""]
     if answers:
         case, rows = answers[0].case, forecast_rows()

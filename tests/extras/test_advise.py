@@ -235,7 +235,7 @@ def test_a_pilot_costs_at_most_three_per_cent(tmp_path, monkeypatch):
     advise.measure_lag(near(tmp_path, steps=10_000), tmp_path)
     assert len(ran) == 1 and 0.028 < ran[0] <= 0.03
     with pytest.raises(
-        UserError, match=r"for 23 steps, but at least 45 .*--budget (\S+) or more"
+        UserError, match=r"for 24 steps, but at least 45 .*--budget (\S+) or more"
     ) as e:
         advise.measure_lag(near(tmp_path), tmp_path)
     enough = float(re.search("--budget (\\S+)", str(e.value))[1])

@@ -12,8 +12,8 @@ two settings, with places ``x = (log4(parameters) / 2, log2(tokens per parameter
     LEVEL^2 (1 + [same method]) + SLOPE^2 x x' + spread^2 exp(-distance)
 
 with `Setting.distance`. ``spread`` is chosen by maximum likelihood. Far from all measurements, the
-last two terms make the interval wide. A pilot is one more measurement; its bias and its variance are
-those of the pilots of the models that were measured.
+last two terms make the interval wide. A pilot is one more measurement. The pilots of measured
+models give its bias and its variance.
 """
 
 import math
@@ -97,7 +97,7 @@ def seed_variance(rows: Sequence[Evidence], optimizer: str) -> float:
 
 
 def pilot_error(rows: Sequence[Evidence]) -> tuple[float, float]:
-    """The mean and the variance of ``lag at the end - lag of a pilot``, for a new pilot.
+    """The mean of ``lag at the end - lag of a pilot``, and the variance of this error of a new pilot.
 
     Only pilots of settings and methods in ``rows`` are used.
     """
@@ -146,7 +146,7 @@ def forecast_saving(
 def small_slowdown(rows: Sequence[Evidence], method: str) -> tuple[float, float]:
     """The seconds per FLOP of a small model, relative to the large one: mean and standard deviation.
 
-    The standard deviation is that of a new run.
+    The standard deviation includes the uncertainty of the mean.
     """
     known = [e.slowdown for e in rows if e.method == method and e.slowdown is not None]
     return mean(known), stdev(known) * math.sqrt(1 + 1 / len(known))
