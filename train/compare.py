@@ -1,6 +1,7 @@
 """Compare training runs at equal loss: run the configs that have not run yet, and report the FLOPs that each saved.
 
-``python -m train.compare BASELINE CONFIG ... [--seeds 0,1,2] [--frontier 0.4,0.75] [--workdir DIR] [--set a.b=c ...]``
+``python -m train.compare BASELINE CONFIG ... [--seeds 0,1,2] [--frontier 0.4,0.75] [--seconds S]
+[--workdir DIR] [--set a.b=c ...]``
 
 A config is ``FILE.py:NAME``, such as ``configs/demo.py:scratch``, or ``FILE.py``. The first one is
 the baseline. A config can have individual settings after more colons, such as
@@ -8,6 +9,11 @@ the baseline. A config can have individual settings after more colons, such as
 apply to all configs: ``--set steps=N`` sets the steps of the baseline, and all other configs keep
 their fraction of them. The report says if relative costs change nevertheless. Use `train.sweep` to
 tune each config first.
+
+``--seconds 120`` compares with equal time: every config trains for this time on this machine, and
+its stages are fractions of the time (`train.extras.timing`). A config with its own time has
+``CONFIG:seconds=60``. Compilation, validation and checkpoints are not part of the time; the report
+lists them.
 
 ``--frontier`` also runs the baseline with these fractions of its steps. The learning rate of each
 of these runs decays fully. Savings are measured against the line through them. A fraction can have
@@ -47,17 +53,20 @@ from train.arguments import command_parser
 from train.common.errors import exits_cleanly
 from train.common.files import write_record, write_text
 from train.common.output import say
-from train.config.experiment import Experiment, load_experiment
+from train.config.experiment import Experiment, load_experiment, with_fitting_steps
 from train.config.lengths import load_alike
 
 
 def main() -> None:
     arguments = command_parser("compare").parse_args()
     folder = arguments.workdir
-    configs, notes = load_alike(arguments.configs, arguments.set)
+    loaded, notes = load_alike(arguments.configs, arguments.set)
+    configs = [with_fitting_steps(e, folder) for e in loaded]
+    notes += [f"{e.name}: {e.seconds:g} s of training were planned." for e in loaded if e.seconds]
     # A scorer reports missing files before the first run.
     scorers = [SCORERS[name](arguments) for name in SCORERS if getattr(arguments, name)]
-    comparison = run_comparison(configs, _shorter(arguments), arguments.seeds, folder)
+    shorter = _shorter(arguments, configs[0].steps)
+    comparison = run_comparison(configs, shorter, arguments.seeds, folder)
     runs = [*comparison.runs, *comparison.frontier]
     scores = set_losses(runs)
     try:
@@ -67,11 +76,12 @@ def main() -> None:
         _write_report(replace(comparison, notes=tuple(notes), scores=scores), folder)
 
 
-def _shorter(arguments: Namespace) -> list[Experiment]:
-    """Return the shorter runs of the baseline that ``--frontier`` names."""
+def _shorter(arguments: Namespace, steps: int) -> list[Experiment]:
+    """Return the shorter runs that ``--frontier`` names of a baseline with a number of steps."""
+    baseline = f"{arguments.configs[0]}:steps={steps}"
     return [
         shortened_experiment(
-            load_experiment(":".join([arguments.configs[0], *settings]), arguments.set), fraction
+            load_experiment(":".join([baseline, *settings]), arguments.set), fraction
         )
         for fraction, settings in arguments.frontier
     ]
@@ -86,7 +96,7 @@ def _write_report(comparison: Comparison, folder: Path) -> None:
         "noise": comparison.noise(),
         "doubts": comparison.doubts(),
         "diverged": comparison.diverged,
-    }
+    } | {name: rows for name, (rows, _) in comparison.sections.items()}
     write_record(folder / "compare.json", summary)
     figures = FIGURES["plots"](comparison, folder)
     say(

@@ -113,6 +113,8 @@ EXCEPTIONS: dict[str, str] = {
     "--apply and --out must": "tests/extras/test_learned_maps.py",
     "{out} exists already; give": "tests/extras/test_learned_maps.py",
     "set data.field": "tests/extras/test_formats.py",
+    "steps, so its part of seconds": "tests/extras/test_timing.py",
+    "has the times of another config": "tests/extras/test_timing.py",
     "the model already has an adapter": "tests/extras/test_adapting.py",
     "a task of lm-eval (lm-eval ls": "the user chooses a task of lm-eval",
     "a copy of the dataset {path}": "tests/extras/test_harness.py",

@@ -348,7 +348,7 @@ def test_each_field_of_an_experiment_is_in_the_plan_or_only_executed(tmp_path):
     base = runs.experiment(tmp_path)
     names = [f.name for f in dataclasses.fields(base)]
     assert {name for name in names if class_of(name, experiment_json(base)) == "objective"} == {
-        *("name", "model", "steps", "epochs", "batch", "data", "optim", "method", "seed")
+        *("name", "model", "steps", "epochs", "seconds", "batch", "data", "optim", "method", "seed")
     }
     assert unused(replace(base, most_skipped=3))
     assert not unused(replace(base, most_skipped=3, on_nan="skip"))

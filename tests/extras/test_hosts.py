@@ -261,6 +261,22 @@ def test_one_process_resumes_after_a_kill(tmp_path):
     runs.assert_close(folder, tmp_path / "alone")
 
 
+@pytest.mark.slow
+def test_two_processes_measure_their_steps_together(tmp_path):
+    """The numbers of process 0 count for both, and a run that is resumed keeps them."""
+    e = experiment(tmp_path, "V-cycle", steps=0, seconds=0.5, checkpoint_every=1, mesh=Mesh(fsdp=4))
+    folder = tmp_path / "run"
+    job = {"config": runs.script(tmp_path, e), "folder": str(folder)}
+    driven(job | {"kill": 1})
+    measured = (folder / "tiny-seconds.json").read_bytes()
+    one, other = driven(job)
+    assert outcomes(one) == outcomes(other)
+    assert (folder / "tiny-seconds.json").read_bytes() == measured
+    config, result = (json.loads((folder / f"{n}.json").read_text()) for n in ("config", "result"))
+    counts = [p["steps"] for p in result["phases"] if p["steps"]]
+    assert sum(counts) == config["steps"] and len(counts) == 3
+
+
 def of(method: str):
     """An experiment of a method, with heads for an axis that spans both processes."""
     return lambda folder: experiment(folder, method, model=replace(runs.MODEL, heads=4, head_dim=2))

@@ -560,7 +560,7 @@ CONFIGS = [
     Case("both set the length of the run", lambda p: runs.experiment(p.folder, epochs=2.0),
          lambda p, said: [runs.experiment(p.folder, **{n: eval(v)}, **({"epochs": 2.0} if n == "steps" else {}))
                           for n, v in re.findall(r"(steps|epochs)=(0|None)", said)]),
-    of_text("and no corpus was read here", "{e}", steps_of, "epochs=2"),
+    of_text("the number of steps follows from {why}", "{e}", steps_of, "epochs=2"),
     Case("which cannot be read", lambda p: load_experiment(
         written(p, "{e}"), ["epochs=2", f"data.path={p.folder / 'none'}"]),
         lambda p, said: load_experiment(written(p, "{e}"), steps_of(said))),

@@ -23,7 +23,7 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
 from train.common.files import read_arrays, write_arrays, write_record
-from train.extras import adapting
+from train.extras import adapting, timing
 from train.extras.evaluation import published, tasks
 from train.extras.tokenizers.loading import load_tokenizer
 from train.store import intact, origin, recorder, trackers, workdir
@@ -201,6 +201,11 @@ def _measured(folder: Path) -> Any:
     return tasks.evaluate_tasks(folder / "run", [str(folder / "data" / "a.txt")], folder)
 
 
+def _timed(folder: Path) -> Path:
+    write_record(folder / "a-seconds.json", {"experiment": {"batch": 8}, "seconds": [0.5]})
+    return folder / "a-seconds.json"
+
+
 def _adapter(folder: Path) -> Path:
     params = {"a": np.arange(999)}
     adapting.save_adaptation(
@@ -323,6 +328,11 @@ SUBJECTS: dict[str, Subject] = {
         lambda folder: Workdir(folder / "run")._check_unused(),
         harmless=LINKED | {"missing": "the folder is then a new one"},
     ),
+    "times of steps": Subject(
+        _timed,
+        lambda folder: timing._kept_seconds(folder / "a-seconds.json", {"batch": 8}),
+        harmless=LINKED | {"missing": "the steps are then measured"},
+    ),
     "array of a run": Subject(
         _run("params/state/manifest.ocdbt"),
         lambda folder: workdir.load_params(folder / "run"),
@@ -367,6 +377,7 @@ ROWS: dict[str, Row] = {
     "train/compare.py::_shorter": trusted(CONFIG),
     "train/compare.py::_write_report": ours(NAMED),
     "train/config/experiment.py::_imported_config": trusted("it runs a config in Python"),
+    "train/extras/timing.py::_kept_seconds": attacked("times of steps"),
     "train/extras/stated.py::paper_statements": trusted("it parses a config in Python"),
     "train/run/trainer.py::Trainer.between_steps": ours(SAVES),
     "train/run/trainer.py::Trainer.save": ours(SAVES),

@@ -419,6 +419,7 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
         "valid_fraction": 0.3,
         "checkpoint_minutes": 0.5,
         "epochs": 2.0,
+        "seconds": 2.0,
         "ids": "uint32",
         "keep_every": 2,
         "on_nan": "skip",
@@ -426,7 +427,7 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
     }
 
     # Settings without which a field has no effect, or is refused.
-    needed = {"epochs": {"steps": 0}, "ids": {"source": "tokens"}}
+    needed = {"epochs": {"steps": 0}, "seconds": {"steps": 0}, "ids": {"source": "tokens"}}
 
     def free(node, put):
         kept = set()

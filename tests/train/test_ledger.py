@@ -16,10 +16,11 @@ from jaxgrow import flops
 from train import pretrain
 from train.common.errors import UserError
 from train.plan import ledger
+from train.plan.methods import GrowTo, TrainStage
 from train.plan.record import CostRecord
 from train.plan.training import PhaseStart, Train
 from train.state.optim import Optim
-from train.step import inputs
+from train.step import inputs, programs
 from train.store.recorder import Recorder
 from train.store.workdir import load_params
 
@@ -176,13 +177,14 @@ def test_time_belongs_to_the_open_phase(tmp_path, clock):
     book = Recorder(tmp_path)
     book.ledger.begin("one", "train", "large", 1)
     clock.now += 3
-    with book.ledger.paused():
+    with book.ledger.paused("validation"):
         clock.now += 50
     clock.now += 1
     book.ledger.begin("two", "train", "large", 1)
     clock.now += 2
     record = book.record()
     book.close()
+    assert record.uncounted == {"validation": 50}
     assert [p.seconds for p in record.phases] == [4, 2] and record.seconds == 6
     clock.now += 1000  # time between two processes
     book = Recorder(tmp_path, record)
@@ -306,6 +308,40 @@ def test_a_nan_stops_the_run_and_keeps_the_last_checkpoint(
         assert all(math.isfinite(v) for k, v in line.items() if k != "phase")
 
 
+# --- growths ---
+
+
+def test_a_growth_is_described_by_its_phases(finished):
+    """A V-cycle grows once, when the small model becomes the large one again."""
+    _, folder, result = finished
+    (growth,) = result["growths"]
+    losses = {line["tokens"]: [] for line in runs.log(folder)}
+    for line in runs.log(folder):
+        losses[line["tokens"]] += [line["val_loss"]] if "val_loss" in line else []
+    *_, small, first, grown = losses[growth["tokens"]]
+    assert growth["phase"] == "decoalesce coarse1 large, interpolate large up"
+    assert (growth["loss_before"], growth["loss_after"]) == (small, grown) and first != grown
+    growing, training = result["phases"][3:5], result["phases"][5]
+    assert growth["tokens"] == result["tokens"] - training["tokens"]
+    spent = sum(p["seconds"] - p["compile_seconds"] for p in growing)
+    assert growth["growing_seconds"] == pytest.approx(spent)
+    compiled = sum(p["compile_seconds"] for p in [*growing, training])
+    # the run itself has compiled the step of the large model
+    assert growth["recompiling_seconds"] == compiled
+
+
+def test_what_another_run_compiled_is_part_of_the_growth(tmp_path):
+    """`train.compare` trains the baseline first, so the grown model's step is compiled already."""
+    with runs.compiling("step"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "_USED", {})
+        grown = runs.growing(tmp_path, GrowTo(by=runs.DOUBLED), source=TrainStage(0.5))
+        base = runs.experiment(tmp_path, model=runs.LARGE)
+        whole = pretrain.run_experiment(base, tmp_path / "base")
+        (growth,) = pretrain.run_experiment(grown, tmp_path / "grown")["growths"]
+    assert [p["shared_compile_seconds"] for p in whole["phases"]] == [0.0]
+    assert growth["recompiling_seconds"] > 0.5 * whole["compile_seconds"]
+
+
 # --- compiling ---
 
 
@@ -314,7 +350,7 @@ def test_compilation_is_counted_separately_in_every_phase(tmp_path, clock):
     book.ledger.begin("one", "train", "large", 1)
     clock.now += 3
     jax.monitoring.record_event_duration_secs(event, 2.0)
-    with book.ledger.paused():
+    with book.ledger.paused("validation"):
         clock.now += 50
         jax.monitoring.record_event_duration_secs(event, 40.0)
     assert book.ledger.totals()["compile_seconds"] == 2

@@ -165,12 +165,11 @@ def attempt_run(
 
 
 def shortened_experiment(experiment: Experiment, fraction: float) -> Experiment:
-    """Return the experiment with a fraction of its steps, which its name records."""
-    return replace(
-        experiment,
-        name=f"{experiment.name}-x{fraction:g}",
-        steps=max(1, round(fraction * experiment.steps)),
-    )
+    """Return the experiment with a fraction of its steps or seconds, which its name records."""
+    name = f"{experiment.name}-x{fraction:g}"
+    if experiment.seconds is not None:
+        return replace(experiment, name=name, seconds=fraction * experiment.seconds)
+    return replace(experiment, name=name, steps=max(1, round(fraction * experiment.steps)))
 
 
 def set_losses(runs: Sequence[Sequence[Run]]) -> Scores:

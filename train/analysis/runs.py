@@ -76,6 +76,12 @@ class Run:
         seconds = np.diff([line["seconds"] for line in lines])
         return float(np.quantile(np.repeat(seconds / steps, steps), 0.5, method="lower"))
 
+    def speed(self, i: int) -> float | None:
+        """The FLOPs per second of the steps of phase ``i``; None if their time is unknown."""
+        phase = self.result["phases"][i]
+        seconds = self.step_seconds(i)
+        return phase["flops"] / phase["steps"] / seconds if phase["steps"] and seconds else None
+
     @property
     def loss(self) -> float:
         return self.result["val_loss"]
@@ -169,15 +175,15 @@ def mean_curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
     return found
 
 
-def frontier_budget(frontier: Sequence[Run], loss: float) -> float | None:
-    """The FLOPs that a fully decayed run from scratch needs to end at ``loss``.
+def frontier_budget(frontier: Sequence[Run], loss: float, unit: Unit = "flops") -> float | None:
+    """The cost with which a fully decayed run from scratch ends at ``loss``.
 
-    The loss is interpolated over log FLOPs between neighbouring runs of the frontier, each of which
+    The loss is interpolated over the logarithm of the cost between neighbouring runs of the frontier, each of which
     has a complete learning rate schedule. If a longer run ends above a shorter one, several budgets
     give the same loss, and the smallest of them is returned. The result is infinite if ``loss`` is
     below all runs, because the longest run does not suffice, and None if it is above all of them.
     """
-    points = sorted((math.log(r.result["flops"]), r.loss) for r in frontier)
+    points = sorted((math.log(r.cost(unit)), r.loss) for r in frontier)
     if loss < min(y for _, y in points):
         return math.inf
     # The first run is its own neighbour: it is alone if the shorter runs of its seed diverged.

@@ -8,9 +8,11 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from statistics import mean, stdev
 from typing import TypeAlias
 
+from jaxgrow.registry import Registry
 from jaxgrow.tables import markdown_table
 from jaxgrow.typed import Json
 from train.analysis.runs import (
@@ -34,6 +36,12 @@ Row: TypeAlias = Json  # one config in compare.json
 Columns: TypeAlias = dict[str, Callable[[Row], str]]
 # A phase without steps is listed if it has more than this part of the FLOPs of its run.
 NOTHING = 0.0005
+# Unit of a saving against the frontier -> its name in a row.
+SAVED: dict[Unit, str] = {"flops": "saved_frontier", "run_seconds": "saved_frontier_seconds"}
+# Further parts of the report, by their name in compare.json: each returns its rows and its text.
+SECTIONS: Registry[Callable[["Comparison"], tuple[list[Json], str]]] = Registry(
+    "report section", "train.extras"
+)
 
 
 def _saved_at_baseline(pairs: Sequence[tuple[Run, Run]]) -> Row:
@@ -93,6 +101,7 @@ class Comparison:
           scratch with a complete learning rate schedule ends at the same loss. The saving of a seed
           is a lower bound if its loss is below the frontier (``below_frontier``), and None if its
           loss is above the frontier. Without a frontier, there is no list of seeds, only None.
+        - ``saved_frontier_seconds``: the same for seconds of training without compilation.
         - ``cheaper_than_frontier``: for each seed, whether the run costs less than every run from
           scratch. Such a run has no known saving if it ends above them.
         - ``saved_{unit}``: the cost from which on the run stays at or below the baseline's final
@@ -134,23 +143,25 @@ class Comparison:
           budgets: the runs from scratch of each seed.
         """
         if not self.frontier:
-            names = ("", "_interval", "_p", "_given", "_given_interval", "_given_p")
-            known = ["below_frontier", "cheaper_than_frontier"]
-            return dict.fromkeys([*known, *(f"saved_frontier{name}" for name in names)])
-        equal = [frontier_budget(budgets[r.seed], r.loss) for r, _ in pairs]
-        row: Row = {"below_frontier": [budget == math.inf for budget in equal]}
+            suffixes = ("", "_interval", "_p", "_given", "_given_interval", "_given_p")
+            names = [f"{name}{suffix}" for name in SAVED.values() for suffix in suffixes]
+            return dict.fromkeys(["below_frontier", "cheaper_than_frontier", *names])
+        row: Row = {}
         row["cheaper_than_frontier"] = [
             r.cost("flops") < min(b.cost("flops") for b in budgets[r.seed]) for r, _ in pairs
         ]
-        for given, suffix in ((False, ""), (True, "_given")):
+        for (unit, name), given in itertools.product(SAVED.items(), (False, True)):
+            equal = [frontier_budget(budgets[r.seed], r.loss, unit) for r, _ in pairs]
+            row["below_frontier"] = [budget == math.inf for budget in equal]
             saved = []
             for budget, (r, b) in zip(equal, pairs, strict=True):
-                own = r.cost("flops") - given * r.source("flops")
-                saved.append(budget and 1 - own / min(budget, b.cost("flops")))
-            row[f"saved_frontier{suffix}"] = saved
+                own = r.cost(unit) - given * r.source(unit)
+                saved.append(budget and 1 - own / min(budget, b.cost(unit)))
+            name += "_given" * given
+            row[name] = saved
             bounded = math.inf in equal
-            row[f"saved_frontier{suffix}_interval"] = None if bounded else half_width(saved)
-            row[f"saved_frontier{suffix}_p"] = None if bounded else p_value(saved)
+            row[f"{name}_interval"] = None if bounded else half_width(saved)
+            row[f"{name}_p"] = None if bounded else p_value(saved)
         return row
 
     def noise(self) -> dict[str, float | None]:
@@ -226,9 +237,10 @@ class Comparison:
             self._main(),
             *self._scores(),
             self._phases(),
-            *map(_wrapped, [self._about(), *self.doubts()]),
+            *(text for _, text in self.sections.values() if text),
+            *map(wrap_text, [self._about(), *self.doubts()]),
         ]
-        return "\n\n".join([*parts, *map(_wrapped, self.results())]) + "\n"
+        return "\n\n".join([*parts, *map(wrap_text, self.results())]) + "\n"
 
     def _main(self) -> str:
         rows = self.rows()
@@ -241,7 +253,7 @@ class Comparison:
             columns["accuracy"] = lambda r: f"{mean(r['accuracy']):.1%}"
         if self.frontier:
             columns["FLOPs saved vs. frontier"] = _frontier_cell
-        columns["time"] = lambda r: f"{r['run_seconds']:.3f}"
+            columns["seconds saved"] = partial(_saved_text, name=SAVED["run_seconds"])
         listed = {row["run"] for row in rows}
         lost = [name for name in self.diverged if name not in listed]
         return _row_table(
@@ -249,11 +261,16 @@ class Comparison:
             [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)],
         )
 
+    @cached_property
+    def sections(self) -> dict[str, tuple[list[Json], str]]:
+        """The rows and the text of each further part of the report."""
+        return {name: section(self) for name, section in SECTIONS.items()}
+
     def _about(self) -> str:
         first = self.runs[0][0]
         return (
-            f"FLOPs and time are relative to {first.name}: {first.cost('flops'):.3g} FLOPs and "
-            f"{mean_cost(self.runs[0], 'run_seconds'):.0f} s (excluding compilation and validation). "
+            f"FLOPs and FLOP/s are relative to {first.name}: {first.cost('flops'):.3g} FLOPs, "
+            f"{mean_cost(self.runs[0], 'run_seconds'):.0f} s of training. Seconds are without compilation and validation. "
             f"Values are means over {len(self.runs[0])} seed{'s' * (len(self.runs[0]) > 1)}; compare.json has each seed."
         )
 
@@ -268,6 +285,7 @@ class Comparison:
 
     def _phases(self) -> str:
         body: list[list[str]] = []
+        usual = self.scratch[0][0].speed(-1)
         for runs in self.runs:
             phases = runs[0].result["phases"]
             for i, p in enumerate(phases):
@@ -278,10 +296,11 @@ class Comparison:
                 counts = [f"{p['parameters']:,}", f"{p['steps']:,}"]
                 layers = f"{round(p['layers'] / p['steps'], 2):g}" if p["steps"] else ""
                 times = _milliseconds(runs, i)
-                body.append([runs[0].name, name, *counts, layers, times, f"{share:.1%}"])
-        return markdown_table(
-            ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs"], body
-        )
+                speeds = [speed / usual for r in runs if usual and (speed := r.speed(i))]
+                speed = f"{mean(speeds):.2f}" if speeds else ""
+                body.append([runs[0].name, name, *counts, layers, times, f"{share:.1%}", speed])
+        head = ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs", "FLOP/s"]
+        return markdown_table(head, body)
 
 
 def _row_table(columns: Columns, rows: Sequence[Row]) -> str:
@@ -366,7 +385,7 @@ def _without_saving(row: Row) -> tuple[int, int]:
     return cheaper.count(False), cheaper.count(True)
 
 
-def _wrapped(text: str) -> str:
+def wrap_text(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
@@ -384,10 +403,18 @@ def _frontier_cell(row: Row) -> str:
         above, cheaper = _without_saving(row)
         why = "above the frontier" if above else "cheaper than the frontier"
         return _some_seeds(why, above or cheaper, len(values))
+    return _saved_text(row, SAVED["flops"])
+
+
+def _saved_text(row: Row, name: str) -> str:
+    """The saving of one unit; empty if it is unknown for a seed."""
+    values = row[name]
+    if None in values:
+        return ""
     text = f"{100 * mean(values):.1f} %"
     if len(values) == 2:
         text += f" [{', '.join(f'{100 * v:.1f}' for v in values)}]"
-    elif row["saved_frontier_interval"] is not None:
-        text += f" ± {100 * row['saved_frontier_interval']:.1f}"
+    elif row[f"{name}_interval"] is not None:
+        text += f" ± {100 * row[f'{name}_interval']:.1f}"
     # The frontier gives only a lower bound for a run below it.
     return "> " * any(row["below_frontier"]) + text.replace("-0.0", "0.0")

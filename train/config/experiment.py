@@ -54,15 +54,22 @@ class Experiment:
 
     ``steps`` is the number of steps of a training from scratch. The stages of a method are
     fractions of this number. With ``epochs`` instead, the number follows from the corpus
-    (`with_steps`). An override of one of the two fields replaces the other one.
+    (`with_steps`). With ``seconds`` instead, it is measured when the run starts
+    (`train.extras.timing`). An override of one of these fields replaces the other ones.
     """
 
     name: str
     model: Config
-    # 0: ``epochs`` determines the number of steps.
-    steps: int = field(default=0, kw_only=True, metadata={"replaces": "epochs"})
+    # 0: ``epochs`` or ``seconds`` determines the number of steps.
+    steps: int = field(default=0, kw_only=True, metadata={"replaces": ("epochs", "seconds")})
     # How often every training sample is used.
-    epochs: float | None = field(default=None, kw_only=True, metadata={"replaces": "steps"})
+    epochs: float | None = field(
+        default=None, kw_only=True, metadata={"replaces": ("steps", "seconds")}
+    )
+    # Time of training on this machine, without compilation, validation and checkpoints.
+    seconds: float | None = field(
+        default=None, kw_only=True, metadata={"replaces": ("steps", "epochs")}
+    )
     # Number of samples (sequences of the context length, or images) over all devices and
     # micro-batches.
     batch: int = field(kw_only=True)
@@ -134,17 +141,19 @@ class Experiment:
             )
 
     def _check_length(self) -> None:
-        if self.epochs is None:
-            if self.steps < 1:
-                raise ValueError(
-                    f"steps must be at least 1, but is {self.steps}: set steps, or epochs"
-                )
-        elif not 0 < self.epochs < math.inf:
-            raise ValueError(f"epochs must be positive and finite, but is {self.epochs}")
-        elif self.steps:
+        lengths = {"steps": self.steps or None, "epochs": self.epochs, "seconds": self.seconds}
+        given = {name: value for name, value in lengths.items() if value is not None}
+        if self.steps < 0 or not given:
+            raise ValueError(f"steps must be at least 1, but is {self.steps}: set steps, or epochs")
+        for name, value in given.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, but is {value}")
+        if len(given) > 1:
+            one, other = [*given][:2]
+            unset = {"steps": "steps=0", "epochs": "epochs=None", "seconds": "seconds=None"}
             raise ValueError(
-                f"steps={self.steps} and epochs={self.epochs} both set the length of the run: leave out one of them "
-                "(steps=0, or epochs=None)"
+                f"{one}={given[one]} and {other}={given[other]} both set the length of the run: leave out one of them "
+                f"({unset[one]}, or {unset[other]})"
             )
 
     @cached_property
@@ -155,9 +164,14 @@ class Experiment:
           UserError: the number of steps is not known yet (`with_steps`).
         """
         if not self.steps:
+            why = (
+                f"epochs={self.epochs} and the size of the corpus, and no corpus was read here"
+                if self.seconds is None
+                else f"seconds={self.seconds} and the speed of the machine, which only a run measures"
+            )
             raise UserError(
-                f"{self.name}: the number of steps follows from epochs={self.epochs} and the size of the corpus, and no corpus "
-                "was read here: give the number of steps, for example as CONFIG:steps=100_000"
+                f"{self.name}: the number of steps follows from {why}: give the number of steps, for example as "
+                "CONFIG:steps=100_000"
             )
         return self.method.plan(self.model, self.optim, self.steps)
 
@@ -177,6 +191,9 @@ class Experiment:
 AUTOMATIC: Registry[Callable[[Experiment, Callable[[str], None]], Experiment]] = Registry(
     "automatic settings", "train.extras"
 )
+# "seconds" returns an experiment with ``steps`` in place of ``seconds``. It measures steps, and keeps
+# the measurement in a folder.
+TIMINGS: Registry[Callable[[Experiment, Path], Experiment]] = Registry("timing", "train.extras")
 # Each compares the settings of a config, which is named as on the command line, with other sources.
 SETTINGS_REPORTS: Registry[Callable[[str, object], str]] = Registry(
     "settings report", "train.extras"
@@ -204,6 +221,11 @@ def with_steps(experiment: Experiment) -> Experiment:
         ) from error
     steps = max(1, round(experiment.epochs * samples / experiment.batch))
     return replace(experiment, steps=steps, epochs=None)
+
+
+def with_fitting_steps(experiment: Experiment, folder: Path) -> Experiment:
+    """Return the experiment with ``steps`` in place of ``seconds``, by `TIMINGS`."""
+    return experiment if experiment.seconds is None else TIMINGS["seconds"](experiment, folder)
 
 
 def load_experiment(

@@ -93,7 +93,7 @@ def _kept_counts(loaded: Sequence[Experiment], own: Sequence[Experiment | None])
         for s in all_settings(experiment):
             if s.name.rpartition(".")[2] in getattr(s.owner, "step_counts", ()) and s.value:
                 kept.setdefault(s.name, s.value)
-    if before and steps != before and kept:
+    if before and steps and steps != before and kept:
         names = ", ".join(f"{name}={value}" for name, value in kept.items())
         yield (
             f"{loaded[0].name} has {steps:,} steps instead of {before:,}, but these numbers of steps are "

@@ -240,14 +240,14 @@ def _set(node: object, path: list[str], text: str, name: str) -> Any:
 
 
 def _unset_other(node: Any, name: str) -> None:
-    """Give the field that the field ``name`` replaces, by its metadata, its default value again.
+    """Give the fields that the field ``name`` replaces, by its metadata, their default values again.
 
     ``--set epochs=3`` thus also works for an experiment with a number of steps.
     """
     fields = {f.name: f for f in dataclasses.fields(node)}
-    other = fields[name].metadata.get("replaces")
-    if other is not None and getattr(node, name) != fields[name].default:
-        object.__setattr__(node, other, fields[other].default)
+    if getattr(node, name) != fields[name].default:
+        for other in fields[name].metadata.get("replaces", ()):
+            object.__setattr__(node, other, fields[other].default)
 
 
 def _default(hint: object) -> object:

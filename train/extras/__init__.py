@@ -42,5 +42,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "device speed": {"published": "train.extras.aot.estimate"},
     "arguments": {"compare": "train.extras.arguments"},
     "comparison figures": {"plots": "train.extras.run_plots"},
+    "timing": {"seconds": "train.extras.timing"},
+    "report section": dict.fromkeys(("growths", "times"), "train.extras.report_sections"),
     "comparison score": dict.fromkeys(("evaluate", "finetune"), "train.extras.comparison_scores"),
 }

@@ -115,6 +115,17 @@ def _list_values(a: Namespace) -> None:
     a.set = listed_values(a.set)
 
 
+def _equal_time(a: Namespace) -> None:
+    if a.seconds is None:
+        return
+    lengths = [s for s in a.set if s.partition("=")[0] in ("steps", "epochs", "seconds")]
+    if lengths:
+        raise UserError(
+            f"--seconds {a.seconds:g} and --set {lengths[0]} both set the length of the runs: leave out one of them"
+        )
+    a.set = [*a.set, f"seconds={a.seconds}"]
+
+
 def _halving(text: str) -> list[float]:
     found = [fraction_of(part, "--halving") for part in text.split(",") if part]
     if found != sorted(set(found)):
@@ -132,6 +143,12 @@ MORE.add(
     "compare",
     Arguments(
         (
+            argument(
+                "--seconds",
+                type=float,
+                metavar="S",
+                help="seconds of training on this machine, in place of the steps of each config",
+            ),
             argument(
                 "--evaluate",
                 default="",
@@ -153,7 +170,7 @@ MORE.add(
                 help="a config of train.finetune (default: none)",
             ),
         ),
-        (_data_of_tasks,),
+        (_data_of_tasks, _equal_time),
     ),
 )
 _EXTRA_COMMANDS = {

@@ -13,8 +13,8 @@ from train.plan.record import Account, CostRecord
 class Ledger:
     """Counters over all phases and per phase; ``compile_seconds`` are contained in ``seconds``.
 
-    Validation is a measurement and not a cost, so its time and its compilation time are not
-    counted.
+    Validation and checkpoints are not a cost of the method, so their time and their compilation
+    time are counted separately, in ``uncounted``.
 
     Args:
       record: costs at the time of a checkpoint; counting continues from it.
@@ -26,6 +26,7 @@ class Ledger:
         self.flops = record.flops
         self.steps = record.steps
         self.source_tokens = dict(record.source_tokens)
+        self.uncounted = dict(record.uncounted)
         self.phases = _copies(record.phases)
         self._before = record.seconds
         self._start = time.monotonic()
@@ -41,11 +42,12 @@ class Ledger:
         return self._compiled + self._compiling.seconds
 
     @contextmanager
-    def paused(self):
-        """Do not count the time that is spent inside of the block."""
+    def paused(self, reason: str):
+        """Add the time that is spent inside of the block only to ``uncounted[reason]``."""
         before = self.seconds
         compiled = self.compile_seconds
         yield
+        self.uncounted[reason] = self.uncounted.get(reason, 0.0) + self.seconds - before
         self._before = before
         self._start = time.monotonic()
         self._compiled = compiled - self._compiling.seconds
@@ -122,6 +124,7 @@ class Ledger:
             self.steps,
             dict(self.source_tokens),
             _copies(self.phases),
+            uncounted=dict(self.uncounted),
         )
 
     def _settle(self) -> None:

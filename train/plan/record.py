@@ -1,5 +1,7 @@
 """The record of a run in a checkpoint, which is saved with the models."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from jaxgrow.typed import Json
@@ -20,6 +22,9 @@ class Account:
     compile_seconds: float = 0.0
     layers: float = 0.0  # number of layers that were run, summed over the steps
     skipped: int = 0  # number of steps whose update was left out
+    val_loss: float | None = None  # last validation loss; None before the first validation
+    # What an earlier run of this process spent on compiling the same step; not part of ``seconds``.
+    shared_compile_seconds: float = 0.0
     source_tokens: dict[str, int] = field(
         default_factory=dict
     )  # tokens of each source of a mixture
@@ -38,6 +43,8 @@ class CostRecord:
         default_factory=dict
     )  # tokens of each source of a mixture
     phases: list[Account] = field(default_factory=list)
+    # seconds that are not part of ``seconds``: "validation", "checkpoints"
+    uncounted: dict[str, float] = field(default_factory=dict)
     bytes: int = 0  # of the log
     events: dict[str, int] = field(default_factory=dict)  # of TensorBoard's files
 
@@ -53,6 +60,39 @@ class CostRecord:
         """Read the record that `as_json` wrote."""
         phases = [Account(**phase) for phase in content["phases"]]
         return cls(**dict(content, phases=phases))
+
+
+def growth_records(phases: Sequence[Account]) -> list[Json]:
+    """Describe each growth of a run: its losses, and the time that it took.
+
+    A growth consists of the phases between two trainings, the second of which has more parameters.
+    An imported model counts as trained. Growths of runs that an older version began, which did not
+    record losses, are left out. One program grows the model and places it on the devices, so the
+    seconds of growing contain those of resharding.
+
+    Returns:
+      For each growth, the labels of its phases (``phase``), the tokens of the run so far
+      (``tokens``), the last validation loss of the small model and the first one of the grown model
+      (``loss_before``, ``loss_after``), the seconds without compilation
+      (``growing_seconds``), and the seconds of compiling the growth and the training that follows
+      (``recompiling_seconds``).
+    """
+    trained = [i for i, account in enumerate(phases) if account.kind in ("train", "import")]
+    return [
+        {
+            "phase": ", ".join(account.phase for account in growth),
+            "tokens": sum(account.tokens for account in phases[:j]),
+            "loss_before": phases[i].val_loss,
+            "loss_after": growth[-1].val_loss,
+            "growing_seconds": sum(a.seconds - a.compile_seconds for a in growth),
+            "recompiling_seconds": sum(
+                a.compile_seconds + a.shared_compile_seconds for a in [*growth, phases[j]]
+            ),
+        }
+        for i, j in itertools.pairwise(trained)
+        if (growth := phases[i + 1 : j]) and phases[j].parameters > phases[i].parameters
+        if phases[i].val_loss is not None and growth[-1].val_loss is not None
+    ]
 
 
 @dataclass

@@ -32,12 +32,13 @@ from train.config.experiment import (
     Experiment,
     described_differences,
     experiment_json,
+    with_fitting_steps,
     with_steps,
 )
 from train.data.dataset import Batch
 from train.plan.lifetimes import after, shapes
 from train.plan.phase import Phase, spoken_phase
-from train.plan.record import RunRecord
+from train.plan.record import RunRecord, growth_records
 from train.plan.training import PhaseStart, Train
 from train.plan.transforms import LoadCheckpoint
 from train.run.run_data import RunData
@@ -82,13 +83,14 @@ def run_experiment(
     workdir = Workdir(folder)
     experiment = on_all_processes(lambda: with_steps(experiment))
     _same("configs", experiment_json(experiment))
+    experiment = with_fitting_steps(experiment, workdir.folder)
     if not on_process_zero(lambda: workdir.finished):
         # The lock comes before the first look at the files, which another process may be changing.
         with Stop() as stop, workdir.alone():
             sources = _claimed(experiment, workdir)
             if not on_process_zero(lambda: workdir.finished):
                 origin = on_all_processes(lambda: chosen_origin(start, workdir))
-                setup = _set_up(experiment, workdir, sources, origin)
+                setup = set_up_run(experiment, workdir, sources, origin)
                 return _run_plan(setup, stop, profile, keep)
     _claimed(experiment, workdir)
     result = on_process_zero(lambda: workdir.result)
@@ -119,8 +121,11 @@ def _run_plan(setup: "RunSetup", stop: Stop, profile: int, keep: Collection[int]
         except Diverged as error:
             trainer.checkpoints.wait()
             raise Diverged(f"{error}; {_way_back(workdir)}") from error
-        trainer.checkpoints.wait()
-        result = trainer.recorder.record().as_json() | {"name": setup.experiment.name}
+        with trainer.ledger.paused("checkpoints"):
+            trainer.checkpoints.wait()
+        cost = trainer.recorder.record()
+        growths = growth_records(cost.phases)
+        result = cost.as_json() | {"name": setup.experiment.name, "growths": growths}
     result |= trainer.validation | {
         "model": model.config.as_json(),
         "xla": xla.recorded(setup.mesh),
@@ -163,7 +168,7 @@ def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
     return found
 
 
-def _set_up(
+def set_up_run(
     asked: Experiment, workdir: Workdir, sources: Mapping[str, str], origin: Origin | None
 ) -> "RunSetup":
     """Choose the automatic settings, connect the devices, and check the data of a run."""
@@ -364,8 +369,8 @@ class Trainer:
         e = self.experiment
         name = self.spoken(phase)
         modifiers = tuple(m.program() for m in phase.modifiers)
-        new = programs.unused(self.experiment.tx, phase.config, phase.length, e.batch, modifiers)
-        self.recorder.progress.phase(name, phase.end, new)
+        about = (e.tx, phase.config, phase.length, e.batch, modifiers)
+        self.recorder.progress.phase(name, phase.end, programs.unused(*about))
         model = self.models[phase.name] if self.resumed else phase.init(self)
         first = max(self.first, phase.begin)
         # The step donates the memory of the model, so nothing else may refer to it.
@@ -383,6 +388,7 @@ class Trainer:
         if first == phase.end and not self.validation:
             self.validate(first, model)  # as after the last step
         held = packed(model)
+        compiled = self.ledger.compile_seconds
         for done in range(first + 1, phase.end + 1):
             plan = plans(done - 1, self.ledger.steps)
             inputs = replace(plan.inputs, skips=self.skips) if skip else plan.inputs
@@ -397,6 +403,9 @@ class Trainer:
                 source_tokens=self.data.last_drawn(phase.length),
             )
             self.between_steps(phase, done, held, metrics, plan, notes)
+        self.ledger.phases[-1].shared_compile_seconds = programs.shared_seconds(
+            self.folder, self.ledger.compile_seconds - compiled, *about
+        )
         return held.model
 
     def between_steps(
@@ -467,17 +476,18 @@ class Trainer:
         # The training steps that are still running must count towards the cost, so the host waits
         # for them before it pauses the ledger.
         model = jax.block_until_ready(replace(model, opt=None))
-        with self.ledger.paused():
+        with self.ledger.paused("validation"):
             # All batches are dispatched before the host waits for the first result.
             found = [[evaluate(model, x) for x in s] for s in self.data.validation.values()]
             found = dict(zip(self.data.validation, jax.device_get(found), strict=True))
         self.validation = self.finite(step, _means(found))
+        self.ledger.phases[-1].val_loss = self.validation["val_loss"]
         self.log(step, **self.validation)
 
     def scores(self, model: TrainState) -> dict[str, float]:
         """Return the metrics of the task for ``model``, at no cost in the ledger, and log them."""
         before = self.plan[self.number - 1]
-        with self.ledger.paused():
+        with self.ledger.paused("validation"):
             found = self.experiment.data.scores(model.config, plain(model), self.mesh)
         step = before.end if isinstance(before, Train) else 0
         self.log(step, **found)
@@ -508,7 +518,9 @@ class Trainer:
             self.data.order_so_far,
         )
         self.last_save = time.monotonic()
-        self.checkpoints.save(self.ledger.steps, models, self.data.training, record)
+        # The step is complete, because its metrics have been read.
+        with self.ledger.paused("checkpoints"):
+            self.checkpoints.save(self.ledger.steps, models, self.data.training, record)
 
     # --- the other methods that phases use ---
 

@@ -40,7 +40,9 @@ def evaluation(accumulate: int, how: How, mesh: Mesh) -> Callable:
     return mapped(partial(eval_step, accumulate), how, mesh)
 
 
-_USED: set[tuple[object, ...]] = set()
+# Settings of a training -> the run that first used them in this process, and the seconds that it
+# spent on compiling them.
+_USED: dict[tuple[object, ...], tuple[object, float]] = {}
 
 
 def unused(*about: object) -> bool:
@@ -48,9 +50,19 @@ def unused(*about: object) -> bool:
 
     The answer is only for the screen.
     """
-    known = about in _USED
-    _USED.add(about)
-    return not known
+    return about not in _USED
+
+
+def shared_seconds(run: object, seconds: float, *about: object) -> float:
+    """Return the seconds that another run of this process spent on compiling these settings.
+
+    Args:
+      run: identity of this run.
+      seconds: seconds that this run spent on compiling them.
+      *about: the settings, as for `unused`.
+    """
+    first, spent = _USED.setdefault(about, (run, seconds))
+    return 0.0 if first == run else spent
 
 
 @cache
