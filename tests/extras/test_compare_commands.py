@@ -53,7 +53,7 @@ def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
     scores = {
         "sst2, accuracy": [[0.5], [0.75], [0.25]][: len(comparison.runs) + len(comparison.frontier)]
     }
-    _, rows, _ = tables(replace(comparison, scores=scores).report())
+    _, rows, *_ = tables(replace(comparison, scores=scores).report())
     assert [row["sst2, accuracy"] for row in rows.values()] == [
         f"{x:.4f}" for (x,) in scores["sst2, accuracy"]
     ]

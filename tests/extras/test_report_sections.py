@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from comparisons import SCRATCH, made, tables
+from synthetic import SCRATCH, made, tables
 
 from train.analysis.runs import Run
 from train.analysis.savings import Comparison
