@@ -94,7 +94,7 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, monkeypatch, caps
 
 def test_the_screen_of_the_first_command(tmp_path, capsys, monkeypatch):
     """The first line says what runs and for how long, and phases have names for people."""
-    monkeypatch.setattr(programs, "_USED", set())
+    monkeypatch.setattr(programs, "_USED", {})
     trainer._say_once.cache_clear()
     base = runs.experiment(tmp_path, name="base", steps=40)
     half = replace(

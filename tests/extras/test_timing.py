@@ -147,7 +147,8 @@ def test_a_resumed_run_has_the_same_steps_and_continues_its_clock(tmp_path, monk
     assert [p["steps"] for p in result["phases"] if p["steps"]] == [4, 2]
     seconds = [line["seconds"] for line in json_lines(tmp_path / "run")]
     assert seconds == sorted(seconds) and result["seconds"] >= seconds[-1]
-    assert "planned: 0.8 s of training; used: " in capsys.readouterr().err
+    steps = "0.8 s of training are 4 steps of 100 ms, 2 steps of 200 ms"
+    assert f"tiny: {steps}\n" in capsys.readouterr().err
     pretrain.run_experiment(experiment, tmp_path / "run")  # it has finished
 
 
