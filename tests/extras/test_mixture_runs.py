@@ -104,6 +104,13 @@ def test_a_run_on_another_mixture_goes_on_in_each_source(home, capsys):
     assert pretrain.run_experiment(second, home / "second")["order"] == result["order"]
 
 
+def test_a_run_counts_its_sources_alike_if_it_resumes_with_micro_batches(home):
+    experiment = runs.experiment(home, data=mixed_data(home, MIXED), checkpoint_every=1)
+    runs.killed(experiment, home / "run", 3)
+    result = pretrain.run_experiment(replace(experiment, accumulate=2), home / "run")
+    assert result["source_tokens"] == {"low": 44 * 8, "high": 20 * 8}
+
+
 def test_a_branch_goes_on_in_each_source_also_with_other_weights(home, capsys):
     first = runs.experiment(home, data=mixed_data(home, MIXED), checkpoint_every=4)
     pretrain.run_experiment(first, home / "first")

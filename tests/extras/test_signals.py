@@ -82,3 +82,44 @@ def test_a_table_whose_reader_has_ended(tmp_path):
     status, line = ended_process(process)
     assert status == 128 + signal.SIGPIPE
     assert line == "error: the output was closed before the command had finished"
+
+
+# The process sends itself a signal at a moment of the run.
+AT = """
+import os, signal, sys
+from train.common import endings
+endings.prepare_command()
+number = getattr(signal, sys.argv.pop(1))
+module, path = sys.argv.pop(1).split(":")
+*parts, name = path.split(".")
+import importlib
+owner = importlib.import_module(module)
+for part in parts:
+    owner = getattr(owner, part)
+before = getattr(owner, name)
+def act(*arguments, **more):
+    signal.raise_signal(number)
+    return before(*arguments, **more)
+setattr(owner, name, act)
+from train import pretrain
+from train.common.errors import exits_cleanly
+exits_cleanly(pretrain.main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "says"),
+    [
+        ("data.text:Data.sources", "SIGTERM", "SIGTERM; the same command continues"),
+        ("run.trainer:Checkpoints.restore", "SIGHUP", "SIGHUP; the same command continues"),
+        ("run.trainer:Trainer.validate", "SIGHUP", "SIGHUP; saved a checkpoint at step 5"),
+        ("run.trainer:Workdir.finish", "SIGTERM", "SIGTERM after the last step: the run in"),
+    ],
+)
+def test_a_signal_at_any_moment_has_the_documented_status(tmp_path, at, number, says):
+    experiment = runs.experiment(tmp_path, steps=10, checkpoint_every=5)
+    config = runs.script(tmp_path, experiment)
+    command = [sys.executable, "-c", AT, number, f"train.{at}", config, "--workdir", "run"]
+    status, line = ended_process(started_process(command, tmp_path))
+    assert status == 75 and line.startswith(f"stopped by {says}"), line
+    assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 10

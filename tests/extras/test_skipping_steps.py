@@ -1,5 +1,6 @@
 """With ``on_nan=skip``, a step whose loss or gradients are not finite leaves the model as it was."""
 
+from dataclasses import replace
 from functools import partial
 
 import chex
@@ -57,3 +58,14 @@ def test_every_way_of_running_skips_the_same_steps(tmp_path, poisoned):
     for i, changes in enumerate(ways):
         pretrain.run_experiment(experiment(tmp_path, **changes), tmp_path / str(i))
         runs.assert_close(tmp_path / "one", tmp_path / str(i))
+
+
+def test_too_many_in_a_row_end_the_run_even_between_log_lines(tmp_path, poisoned):
+    poisoned(2, 4, 5, 6)
+    few = experiment(tmp_path, most_skipped=2, log_every=8, checkpoint_every=3)
+    with pytest.raises(
+        Diverged, match=r"3 steps in a row, up to step 6 of train large.*--from .*@3"
+    ):
+        pretrain.run_experiment(few, tmp_path / "run")
+    enough = replace(few, most_skipped=3)
+    assert pretrain.run_experiment(enough, tmp_path / "run")["phases"][0]["skipped"] == 4

@@ -211,7 +211,13 @@ def test_frozen_layers_have_zero_gradients_only():
 # --- plans ---
 
 
-@pytest.mark.parametrize("by", ["llama_pro", pytest.param("mslt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "by",
+    [
+        pytest.param("llama_pro", marks=pytest.mark.extra),
+        pytest.param("mslt", marks=pytest.mark.slow),
+    ],
+)
 def test_layers_that_were_added_train_alone(small_run, by):
     """Multi-stage layerwise training and LLaMA Pro train only the added half of the layers."""
     wide = operators.hypercloning(runs.SMALL.sizes(), {"embed": 8, "heads": 2, "mlp": 16})

@@ -48,7 +48,7 @@ METHODS = {
 
 # Related tests: `test_hosts` (layer dropping), `test_sharding` (growth) and `test_muon` (a run that
 # grows).
-FAST = {("from scratch", "fsdp and tensor")}
+FAST = ("from scratch", "fsdp and tensor")  # the next test trains on this mesh as well
 ODD = replace(runs.MODEL, heads=1, head_dim=8)  # axes that are not divisible are replicated
 
 
@@ -75,7 +75,9 @@ methods = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("one_device", "mesh"),
     [
-        pytest.param(method, mesh, marks=[pytest.mark.slow] * ((method, mesh) not in FAST))
+        pytest.param(
+            method, mesh, marks=pytest.mark.extra if (method, mesh) == FAST else pytest.mark.slow
+        )
         for method in METHODS
         for mesh in MESHES
     ],

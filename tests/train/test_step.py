@@ -38,7 +38,7 @@ LLAMA = LlamaConfig(
 )
 # The loss that balances experts is computed for each micro-batch, so it has no full-batch value.
 MIXTURE = replace(LLAMA, experts=2, active=1, balance=0.0)
-WAYS = [("pmap", 1)]  # `test_inherit` tests the mesh, `test_drop_training` micro-batches
+# below, meshes are tested; `test_drop_training` tests micro-batches
 OTHERS = [("pmap", 4), ("mesh", 1), ("mesh", 4)]
 
 
@@ -69,7 +69,11 @@ def reference(tx, steps: int, model=runs.MODEL):
 # Plain gradient descent depends on the scale of the gradient, Adam does not. So this test finds a
 # sum over 4 devices in place of a mean.
 @pytest.mark.parametrize(
-    ("how", "accumulate"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in OTHERS)]
+    ("how", "accumulate"),
+    [
+        pytest.param("pmap", 1, marks=pytest.mark.extra),
+        *(pytest.param(*way, marks=pytest.mark.slow) for way in OTHERS),
+    ],
 )
 def test_devices_and_micro_batches_equal_one_batch(how, accumulate):
     tx = optax.identity()
@@ -125,11 +129,7 @@ def test_every_axis_of_a_mesh_equals_one_full_batch(mesh, model, options):
         assert kernel.sharding.shard_shape(kernel.shape)[1] == kernel.shape[1] // mesh.fsdp
 
 
-CASES = {
-    "gpt2-cpu": (runs.MODEL, Mesh(context=4), "cpu"),
-    "llama-gpu-fsdp": (LLAMA, Mesh(fsdp=2, context=2), "gpu"),
-}
-MORE = {
+OTHER_MODELS = {
     "gpt2-gpu": (runs.MODEL, Mesh(context=4), "gpu"),
     "llama-gpu": (LLAMA, Mesh(context=4), "gpu"),
     "mixture-gpu": (MIXTURE, Mesh(context=4), "gpu"),
@@ -138,8 +138,16 @@ MORE = {
 
 @pytest.mark.parametrize(
     ("model", "mesh", "platform"),
-    [*CASES.values(), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE.values())],
-    ids=[*CASES, *MORE],
+    [
+        pytest.param(runs.MODEL, Mesh(context=4), "cpu", id="gpt2-cpu"),
+        pytest.param(
+            LLAMA, Mesh(fsdp=2, context=2), "gpu", id="llama-gpu-fsdp", marks=pytest.mark.extra
+        ),
+        *(
+            pytest.param(*case, id=name, marks=pytest.mark.slow)
+            for name, case in OTHER_MODELS.items()
+        ),
+    ],
 )
 def test_sharded_sequences_are_never_gathered(monkeypatch, model, mesh, platform):
     """Look at the compiled step: if it gathered them, each device would compute all positions.
