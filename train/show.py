@@ -7,7 +7,7 @@ setting of the paper. Each row of the figure is a plan, and each bar is a phase.
 is its FLOPs, relative to the total of the first row, and its height is the size of the model. For a
 run, the FLOPs are the numbers in its ledger. For a config, they are expected values. They do not
 include phases without training, whose cost is negligible, and imported models, whose cost is
-unknown. No data are read. A config with ``epochs`` therefore has no costs without a number of
+unknown. No data are read. A config with ``epochs`` or ``seconds`` has no costs without a number of
 steps: ``CONFIG:steps=100_000``.
 """
 
@@ -94,9 +94,13 @@ def _has_steps(text: str) -> bool:
     """Whether the costs of a plan can be shown; if not, say why."""
     if Workdir(text).folder.is_dir() or (found := load_as(Experiment, text)[1]).steps:
         return True
+    length = (
+        f"seconds={found.seconds} and the speed of the machine"
+        if found.epochs is None
+        else f"epochs={found.epochs:g} and the corpus, which is not read"
+    )
     say(
-        f"{found.name}: no costs, because the number of steps follows from epochs={found.epochs:g} "
-        f"and the corpus, which is not read: show {text}:steps=100_000"
+        f"{found.name}: no costs, because the number of steps follows from {length}: show {text}:steps=100_000"
     )
     return False
 

@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from train import compare, pretrain
+from train import compare, pretrain, show
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment
 from train.extras import timing
@@ -107,6 +107,8 @@ def test_the_length_is_given_once(tmp_path, capsys):
         timed(tmp_path, 0)
     with pytest.raises(UserError, match=r"seconds=0.4 and the speed of the machine"):
         _ = timed(tmp_path).plan
+    assert not show._has_steps(f"{config}:seconds=2.0")
+    assert f"seconds=2.0 and the speed of the machine: show {config}" in capsys.readouterr().out
     assert compared(config, "--seconds", "2", "--set", "steps=3") == 2
     assert "--seconds 2 and --set steps=3 both set the length" in capsys.readouterr().err
 
