@@ -107,20 +107,16 @@ def depths(capsys, folder, out):
         yield name, about, content(out / name)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("architecture", "key", "value", "more"),
     [
+        ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
         ("Gemma3ForCausalLM", "sliding_window_pattern", 4, {}),
-        *(
-            pytest.param(*row, marks=pytest.mark.extra)
-            for row in (
-                ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
-                ("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}),
-                ("Qwen2ForCausalLM", "max_window_layers", 5, {"use_sliding_window": True}),
-                ("Qwen3ForCausalLM", "max_window_layers", 2, {"use_sliding_window": True}),
-                ("Qwen2ForCausalLM", "max_window_layers", 8, {"use_sliding_window": False}),
-            )
-        ),
+        ("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}),
+        ("Qwen2ForCausalLM", "max_window_layers", 5, {"use_sliding_window": True}),
+        ("Qwen3ForCausalLM", "max_window_layers", 2, {"use_sliding_window": True}),
+        ("Qwen2ForCausalLM", "max_window_layers", 8, {"use_sliding_window": False}),
     ],
 )
 def test_a_redundant_number_is_right_or_absent_after_a_change_of_depth(

@@ -266,6 +266,7 @@ optimizing = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.extra
 @optimizing
 def test_optimized_programs_match_the_dense_one_bitwise(mode, scaling):
     """Check that XLA fuses a layer in the same way inside any surrounding program."""

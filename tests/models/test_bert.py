@@ -4,24 +4,18 @@ The tolerance is 1e-10, for float64 through two layers.
 """
 
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import cache
 
-import chex
 import jax
 import numpy as np
 import pytest
 import tiny
 
-from jaxgrow import dual, flops, grow, operators
-from jaxgrow.axes import leaves
+from jaxgrow import flops, grow, operators
 from jaxgrow.checkpoints.hf.families.bert import BERT
-from jaxgrow.extras.families.roberta import ROBERTA
-from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.operators import ligo
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -118,137 +112,7 @@ def test_input_errors(given, passes, message):
         )
 
 
-@pytest.mark.slow  # The fast suite checks this for GPT-2.
-@pytest.mark.parametrize(("norm", "residual"), [("post", 0.02), ("pre", 0.02 / 6**0.5)])
-def test_initial_values(norm, residual):
-    config = BERTConfig(
-        vocab=640, context=64, layers=3, embed=64, heads=4, head_dim=16, mlp=96, norm=norm
-    )
-    with jax.enable_x64(False):
-        params = jax.jit(config.init)(jax.random.key(0))
-    for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params)):
-        path = jax.tree_util.keystr(path, simple=True, separator="/")
-        if path.endswith(("bias", "scale")):
-            np.testing.assert_array_equal(x, 1.0 if path.endswith("scale") else 0.0)
-        # The type embedding has too few numbers for a standard deviation.
-        elif path != "type_embedding":
-            std = residual if "out/" in path or "down/" in path else 0.02
-            np.testing.assert_allclose(x.std(), std, rtol=0.03, err_msg=path)
-
-
-# --- the function, compared with transformers ---
-
-# This eps is large enough to change the result visibly.
-SIZES = dict(vocab=13, context=9, layers=2, embed=15, heads=3, head_dim=5, mlp=7, eps=1e-3)
-FAMILIES = {
-    "BERT": (BERT["ForMaskedLM"], BERTConfig(**SIZES, types=4)),
-    "RoBERTa": (ROBERTA["ForMaskedLM"], BERTConfig(**SIZES, types=1, first_position=2)),
-}
-
-
-@pytest.fixture(
-    scope="module", params=[(f, tied) for f in FAMILIES for tied in (True, False)], ids=str
-)
-def public(request):
-    """Return ``(family, config, transformers model with random parameters)`` in float64."""
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    name, tied = request.param
-    family, config = FAMILIES[name]
-    config = replace(config, tied=tied, dtype="float64")
-    theirs = {key: getattr(config, field) for key, field in family.fields.items()}
-    settings = transformers.AutoConfig.for_model(
-        family.model_type, **theirs, attn_implementation="eager"
-    )
-    assert all(
-        getattr(settings, key, values[0]) in values for key, values in family.settings.items()
-    )
-    model = getattr(transformers, family.architecture)(settings).eval().double()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for key, x in model.named_parameters():
-            x.copy_(
-                torch.randn(x.shape, generator=generator, dtype=x.dtype) / 2
-                + ("norm.weight" in key.lower())
-            )
-    return family, config, model
-
-
-def state(model):
-    return {key: x.detach().numpy() for key, x in model.state_dict().items()}
-
-
-def ours(family, config, tensors):
-    """Convert a dict of transformers tensors to our parameters."""
-    names, out = family.names(config), {}
-    for path, _, axes in leaves(tiny.shapes(config), tiny.axes(config)):
-        stored = names.pop(path)
-        each = [tensors[name] for name in tensor_names(stored, config)]
-        each = [stored.to_leaf(x, axes, config.sizes()) for x in each]
-        *modules, leaf = path.split("/")
-        node = out
-        for module in modules:
-            node = node.setdefault(module, {})
-        node[leaf] = np.stack(each) if "{layers}" in stored.name else each[0]
-    assert not names
-    return out
-
-
-def tensor_names(stored, config):
-    return (
-        [stored.name.format(layers=i) for i in range(config.layers)]
-        if "{layers}" in stored.name
-        else [stored.name]
-    )
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize(
-    ("given", "dtype", "atol"),
-    [("tokens", "float64", TOLERANCE), ("all", "float64", TOLERANCE), ("all", "float32", 1e-4)],
-)
-def test_logits_are_those_of_transformers(public, given, dtype, atol):
-    import torch
-
-    family, config, model = public
-    rng = np.random.default_rng(0)
-    ids = {"tokens": rng.integers(2, 13, (2, 7))}
-    if given == "all":
-        mask = np.arange(7) < np.array([[7], [4]])
-        ids["tokens"] = np.where(mask, ids["tokens"], 1)  # RoBERTa pads with token 1.
-        ids |= {"types": rng.integers(0, config.types, (2, 7)), "mask": mask}
-    names = {"tokens": "input_ids", "types": "token_type_ids", "mask": "attention_mask"}
-    with torch.no_grad():
-        expected = model(**{names[k]: torch.tensor(x) for k, x in ids.items()}).logits.numpy()
-    params = jax.tree.map(lambda x: x.astype(dtype), ours(family, config, state(model)))
-    found = tiny.forward(replace(config, dtype=dtype))(params, ids)
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol * np.abs(expected).max())
-
-
-@pytest.mark.interop
-def test_every_tensor_round_trips_bitwise_or_is_ignored(public):
-    family, config, model = public
-    tensors = state(model)
-    params, left = ours(family, config, tensors), set(tensors)
-    for path, x, axes in leaves(params, tiny.axes(config)):
-        stored = family.names(config)[path]
-        each = x if "{layers}" in stored.name else [x]
-        for name, leaf in zip(tensor_names(stored, config), each, strict=True):
-            np.testing.assert_array_equal(
-                stored.to_tensor(leaf, axes, config.sizes()), tensors[name]
-            )
-            left.remove(name)
-    assert all(any(fnmatchcase(name, pattern) for pattern in family.ignored) for name in left)
-    assert {key: getattr(config, key) for key in family.fixed} == family.fixed
-    # The ignored tensors are copies of stored tensors or are not used.
-    for name in left:
-        if config.tied:
-            assert any(
-                np.array_equal(tensors[name], x) for key, x in tensors.items() if key not in left
-            ), name
-        else:
-            assert name in ("cls.predictions.bias", "lm_head.bias")
+# --- the function; `test_interop_core` compares it with transformers ---
 
 
 def test_a_pooler_adds_no_keys_to_a_published_config():
@@ -401,48 +265,6 @@ def test_published_tables_of_an_untied_model():
     assert change(config, GROWTHS["decoalesce, threes"], tiny.paper_axes(config)) < TOLERANCE
 
 
-@pytest.mark.slow
-def test_gradients_grow_by_the_dual():
-    config = tiny_bert()
-    growth = GROWTHS["decoalesce, threes"]
-    params, axes = tiny.params(config), tiny.axes(config)
-    _, small = loss_and_gradient(config)(params)
-    _, large = loss_and_gradient(config.resized(growth))(grow(growth, params, axes))
-    chex.assert_trees_all_close(large, grow(dual(growth), small, axes), rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.slow
-def test_noise_that_cancels_over_copies_keeps_the_function():
-    config = tiny_bert()
-    growth = GROWTHS["hypercloning"]
-    params, axes = tiny.params(config), tiny.axes(config)
-    grown = grow(growth, params, axes)
-    noisy = jax.device_get(jax.jit(lambda p: break_symmetry(p, growth, axes))(grown))
-    forward = tiny.forward(config.resized(growth))
-    np.testing.assert_allclose(
-        forward(noisy, inputs()), forward(grown, inputs()), rtol=0, atol=1e-8
-    )
-    for part in (("transform", "kernel"), ("head_norm", "scale")):
-        assert abs(noisy[part[0]][part[1]] - grown[part[0]][part[1]]).max() > VISIBLE
-
-
-def test_noise_free_learned_maps_start_as_stack_and_zero_pad():
-    config, target = tiny_bert(), {"layers": 4, "embed": 8, "heads": 5, "mlp": 13}
-    params, axes = tiny.params(config), tiny.axes(config)
-
-    @jax.jit
-    def grown(params):
-        start = ligo.init_coefficients(
-            ligo.LiGO(width="zero", noise=0.0), axes, config.sizes(), target, jax.random.key(0)
-        )
-        return grow(ligo.learned_growth(start, axes, config.sizes()), params, axes)
-
-    padded = grow(operators.zero_pad(OLD, {axis: target[axis] for axis in WIDE}), params, axes)
-    chex.assert_trees_all_equal(
-        jax.device_get(grown(params)), grow(operators.stack(OLD, {"layers": 4}), padded, axes)
-    )
-
-
 # --- the published rules of coalescing as a NumPy reference ---
 
 
@@ -530,29 +352,6 @@ def loss_and_gradient(config, frozen=0):
     return lambda *args, **passes: jax.device_get(run(*args, **passes))
 
 
-@pytest.mark.slow  # `test_drop_execution` checks this for GPT-2.
-def test_with_all_gates_open_dropping_changes_no_bit():
-    config, ones = tiny_bert(), np.ones(2)
-    run, params = loss_and_gradient(config), tiny.params(config)
-    chex.assert_trees_all_equal(run(params, KeepMask(ones > 0, ones, "sublayer")), run(params))
-
-
-@pytest.mark.extra
-def test_a_dropped_layer_is_left_out_with_its_norms():
-    config = tiny_bert()
-    params = tiny.params(config)
-    value, gradient = loss_and_gradient(config)(
-        params, KeepMask(np.array([True, False]), np.ones(2), "sublayer")
-    )
-    alone = params | {"blocks": jax.tree.map(lambda x: x[:1], params["blocks"])}
-    expected, without = loss_and_gradient(replace(config, layers=1))(alone)
-    np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE)
-    chex.assert_trees_all_close(
-        jax.tree.map(lambda x: x[:1], gradient["blocks"]), without["blocks"], rtol=0, atol=TOLERANCE
-    )
-    assert not any(x[1].any() for x in jax.tree.leaves(gradient["blocks"]))
-
-
 def test_sublayer_scaling_multiplies_the_branch_before_the_norm():
     """Check the scale of a post-LN sublayer.
 
@@ -566,35 +365,6 @@ def test_sublayer_scaling_multiplies_the_branch_before_the_norm():
             x *= scale.reshape(-1, *[1] * (x.ndim - 1))
     found, _ = loss_and_gradient(config)(params, KeepMask(np.arange(2), scale, "sublayer"))
     np.testing.assert_allclose(found, loss_and_gradient(config)(larger)[0], rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.slow
-def test_tokens_that_all_pass_are_the_dense_model():
-    config, positions = tiny_bert(), np.broadcast_to(np.arange(6), (2, 6))
-    run, params = loss_and_gradient(config), tiny.params(config)
-    value, gradient = run(params)
-    chex.assert_trees_all_close(
-        run(params, kept_tokens=KeptTokens(positions, 1, 2)),
-        (value, gradient),
-        rtol=0,
-        atol=TOLERANCE,
-    )
-    fewer, _ = run(params, kept_tokens=KeptTokens(positions[:, 1:4], 1, 2))
-    assert abs(fewer - value) > 1e-3
-
-
-@pytest.mark.slow  # `test_freeze` checks GPT-2; the product counts are checked below.
-def test_below_what_trains_there_is_no_gradient():
-    config = tiny_bert()
-    _, gradient = loss_and_gradient(config, frozen=1)(tiny.params(config))
-    for path, g in jax.tree_util.tree_leaves_with_path(gradient):
-        path = jax.tree_util.keystr(path, simple=True, separator="/")
-        if path.startswith("blocks"):
-            assert not g[0].any()
-            # The key bias does not change any attention weight, so its gradient is zero.
-            assert g[1].any() or path.endswith("key/bias")
-        else:
-            assert g.any() == ("embedding" not in path), path
 
 
 # --- cost ---

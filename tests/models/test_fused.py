@@ -96,6 +96,7 @@ def test_queries_keys_and_values_are_one_product(as_on_a_gpu):
     assert apart - products() == 6 * config.layers
 
 
+@pytest.mark.extra
 def test_pieces_of_the_head_have_a_size():
     config = GPT2Config(**{**SIZES, "head_positions": 2})
     params, tokens = config.init(jax.random.key(0)), tiny.tokens()

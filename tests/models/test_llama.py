@@ -5,7 +5,6 @@ must be visible: above 1e-2.
 """
 
 import re
-from functools import cache
 
 import chex
 import jax
@@ -16,11 +15,9 @@ import tiny
 from cases import cases
 
 from jaxgrow import dual, grow, swap
-from jaxgrow.axes import leaves
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.growth.maps import select
 from jaxgrow.growth.matrices import dense
-from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import LlamaConfig
 from jaxgrow.models.llama import LlamaBlock, Reading, rotary_angles
@@ -87,138 +84,7 @@ def test_config_errors():
         config(kv_heads=0)
 
 
-# --- function and names, compared with Hugging Face ---
-
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3 |= {"original_max_position_embeddings": 16, "rope_theta": 100.0}
-PUBLISHED = {
-    "llama": ("llama", {}),
-    "llama, tied": ("llama", {"tie_word_embeddings": True}),
-    "llama, a key each": ("llama", {"num_key_value_heads": None}),
-    "llama, one key": ("llama", {"num_key_value_heads": 1}),
-    "llama 3.1": ("llama", {"rope_parameters": LLAMA3}),
-    "qwen2": ("qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
-}
-
-
-@cache
-def published(name: str):
-    """Return ``(family, model)`` with random weights, including norms and biases."""
-    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    kind, settings = PUBLISHED[name]
-    common = dict(
-        vocab_size=11,
-        max_position_embeddings=40,
-        num_hidden_layers=3,
-        hidden_size=12,
-        num_attention_heads=4,
-    )
-    common |= dict(
-        num_key_value_heads=2, intermediate_size=20, bos_token_id=None, eos_token_id=None
-    )
-    if kind == "llama":
-        made = hf.LlamaConfig(**common | {"head_dim": 6} | settings)
-    else:
-        made = hf.Qwen2Config(**common | {"hidden_size": 24} | settings)
-    family = FAMILIES["LlamaForCausalLM" if kind == "llama" else "Qwen2ForCausalLM"]
-    model = getattr(hf, family.architecture)(made).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for path, p in model.named_parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) / 3 + ("norm" in path))
-    return family, model
-
-
-def read(family, theirs) -> LlamaConfig:
-    """Read the config from a ``config.json`` of Hugging Face."""
-    return family.from_hf(theirs)
-
-
-def imported(family, c, tensors):
-    """Convert the tensors to our parameters."""
-    known, names = c.sizes(), family.names(c)
-    stored, leaf_names = [], {path: n for path, _, n in leaves(tiny.shapes(c), tiny.axes(c))}
-    assert set(names) == set(leaf_names)
-    for path, n in leaf_names.items():
-        where = names[path]
-        layers = [where.name.replace("{layers}", str(i)) for i in range(c.layers)]
-        one = [
-            where.to_leaf(tensors[t], n, known)
-            for t in (layers if "{layers}" in where.name else [where.name])
-        ]
-        stored.append(np.stack(one) if "{layers}" in where.name else one[0])
-        exported = [where.to_tensor(x, n, known) for x in one]
-        for tensor, back in zip(
-            layers if "{layers}" in where.name else [where.name], exported, strict=True
-        ):
-            np.testing.assert_array_equal(back, tensors[tensor])
-    return jax.tree.unflatten(jax.tree.structure(tiny.shapes(c)), stored)
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_logits_match_transformers_and_all_tensors_are_mapped(name):
-    family, model = published(name)
-    import torch
-
-    c = read(family, model.config.to_dict())
-    assert (c.layers, c.heads, c.head_dim, c.mlp, c.vocab, c.context) == (3, 4, 6, 20, 11, 40)
-    tensors = {
-        k: v.numpy()
-        for k, v in model.state_dict().items()
-        if not (c.tied and k == "lm_head.weight")
-    }
-    params = imported(family, c, tensors)
-    assert sum(x.size for x in jax.tree.leaves(params)) == sum(x.size for x in tensors.values())
-    tokens = tiny.tokens(2, 37)
-    with torch.no_grad():
-        expected = model(torch.tensor(tokens)).logits.numpy()
-    assert expected.std() > 0.3
-    np.testing.assert_allclose(tiny.forward(c)(params, tokens), expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_padding_is_masked_on_either_side(name):
-    family, model = published(name)
-    import torch
-
-    c = read(family, model.config.to_dict())
-    params = imported(family, c, {k: v.numpy() for k, v in model.state_dict().items()})
-    tokens, mask = tiny.tokens(3, 9), np.ones((3, 9), bool)
-    mask[0, :4], mask[1, 6:] = False, False
-    with torch.no_grad():
-        expected = model(
-            torch.tensor(tokens), attention_mask=torch.tensor(mask).long()
-        ).logits.numpy()
-    found = np.asarray(jax.jit(c.module.apply)({"params": params}, tokens, mask))
-    np.testing.assert_allclose(found[mask], expected[mask], rtol=0, atol=1e-4)
-    alone = np.asarray(tiny.forward(c)(params, tokens[:1, 4:]))
-    # Only relative positions matter.
-    np.testing.assert_allclose(found[0, 4:], alone[0], rtol=0, atol=1e-4)
-    assert np.abs(found - tiny.forward(c)(params, tokens))[0, 4:].max() > VISIBLE
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_both_config_json_forms_are_read_and_written_compatibly(name):
-    family, model = published(name)
-    new = model.config.to_dict()
-    ours = read(family, new)
-    rope = dict(new.pop("rope_parameters"))
-    old = {
-        **new,
-        "rope_theta": rope.pop("rope_theta"),
-        "rope_scaling": rope if "factor" in rope else None,
-    }
-    assert read(family, old) == ours
-    written = {key: getattr(ours, field) for key, field in family.fields.items()} | family.derived(
-        ours
-    )
-    written |= {key: allowed[0] for key, allowed in family.settings.items()}
-    assert read(family, written) == ours
-    assert read(family, type(model.config)(**written).to_dict()) == ours
+# --- `test_interop_core` compares the function with transformers ---
 
 
 def test_what_config_json_may_leave_out_and_what_is_refused():
@@ -252,30 +118,6 @@ def test_masks_and_dropped_layers_exclude_each_other():
         c.module.apply({"params": params}, tokens, mask, keep_mask=KeepMask(np.ones(3, bool)))
     with pytest.raises(ValueError, match="a sequence of 8 tokens is longer than the context of 7"):
         c.module.apply({"params": params}, tiny.tokens(1, 8))
-
-
-@pytest.mark.slow
-def test_keeping_all_layers_is_bitwise_the_dense_model():
-    c = config(dtype="float32")
-    params, tokens = tiny.params(c, dtype="float32"), tiny.tokens(length=7)
-    gates = np.ones(3, bool)
-
-    def run(keep_mask):
-        def loss(p):
-            logits = c.module.apply({"params": p}, tokens, keep_mask=keep_mask)
-            return jax.nn.logsumexp(logits, axis=-1).mean() - logits[..., 0].mean(), logits
-
-        (_, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-        return logits, gradient
-
-    with jax.enable_x64(False):
-        dense = run(None)
-        chex.assert_trees_all_equal(run(KeepMask(gates, np.ones(3, np.float32), "sublayer")), dense)
-        one = np.array([True, False, True])
-        some = run(KeepMask(one))
-    assert np.abs(some[0] - dense[0]).max() > VISIBLE
-    for path, g, _ in tiny.pairs(some[1]["blocks"], some[1]["blocks"]):
-        assert not g[1].any() and g[2].any(), path
 
 
 @pytest.mark.extra
@@ -463,16 +305,6 @@ def test_gradients_grow_by_the_dual_if_keys_keep_their_queries(name):
     large = tiny.gradient(c.resized(g))(grow(g, params, axes), tiny.tokens())
     apart = tiny.distance(large, grow(dual(g), gradient, axes))
     assert apart < EXACT if DUAL[name] else apart > 1e-4
-
-
-@pytest.mark.slow
-def test_noise_that_tells_copies_apart_keeps_the_function():
-    c, g = config(qkv_bias=True), KEPT["hypercloning"]
-    large = grow(g, tiny.params(c), tiny.axes(c))
-    noisy = jax.jit(lambda p: break_symmetry(p, g, tiny.axes(c)))(large)
-    before, after = (tiny.forward(c.resized(g))(p, tiny.tokens()) for p in (large, noisy))
-    assert np.abs(after - before).max() / np.std(before) < EXACT
-    assert tiny.distance(large, noisy) > VISIBLE
 
 
 @pytest.mark.parametrize(

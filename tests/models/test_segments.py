@@ -103,7 +103,7 @@ EXECUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", cases(EXECUTIONS.keys(), ["scaled"], ["conditional"]))
+@pytest.mark.parametrize("name", cases(EXECUTIONS.keys(), [], ["scaled", "conditional"]))
 def test_every_execution_obeys_the_law(name):
     config, options = EXECUTIONS[name]
     assert_law(config, **options)

@@ -4,37 +4,26 @@ The tolerances are 1e-10 in float64 through two layers, and 1e-4 against another
 float32.
 """
 
-import json
 from dataclasses import replace
 
-import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 import vision
 
-from jaxgrow import grow, swap
-from jaxgrow.axes import LAYERS, is_names, leaves, path
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.models import ViTConfig
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, ligo, llama_pro, stack
+from jaxgrow.operators import decoalesce, fpi, hypercloning, lemon, llama_pro, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 EXACT, VISIBLE = 1e-10, 1e-2
-KINDS = ("none", "token", "head")
 DINO = dict(layer_scale=0.5, gated=True, mean_head=True)
 SMALL = dict(
     image=10, patch=5, channels=2, classes=11, layers=2, embed=6, heads=3, head_dim=7, mlp=9
-)
-
-either = pytest.mark.parametrize("distillation", KINDS)
-ends = pytest.mark.parametrize(
-    "distillation", [pytest.param("token", marks=pytest.mark.slow), "none", "head"]
 )
 
 
@@ -72,101 +61,8 @@ def test_deit_sizes_have_published_parameter_counts(size, millions):
 # --- the function ---
 
 
-def theirs(family, small, folder):
-    """Return a transformers model with random weights, and its checkpoint as stored in files."""
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    from safetensors.numpy import load_file
-
-    values = {key: getattr(small, ours) for key, ours in family.fields.items()}
-    hf = {"vit": transformers.ViTConfig, "deit": transformers.DeiTConfig}[family.model_type]
-    model = getattr(transformers, family.architecture)(
-        hf(**values, num_labels=small.classes)
-    ).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.copy_(torch.randn(weight.shape) / 2)
-    model.save_pretrained(folder)
-    return model, load_file(folder / "model.safetensors")
-
-
-def ours(family, small, tensors):
-    """Convert tensors of transformers to our parameters."""
-    stored, known = family.names(small), small.sizes()
-
-    def leaf(key_path, names):
-        place = stored[path(key_path)]
-        if names[0] != LAYERS:
-            return place.to_leaf(tensors[place.name], names, known)
-        return np.stack(
-            [
-                place.to_leaf(tensors[place.name.format(layers=i)], names, known)
-                for i in range(small.layers)
-            ]
-        )
-
-    return jax.tree_util.tree_map_with_path(leaf, tiny.axes(small), is_leaf=is_names)
-
-
-def back(family, small, params):
-    """Convert our parameters to tensors of transformers."""
-    stored, found = family.names(small), {}
-    for name, x, names in leaves(params, tiny.axes(small)):
-        place = stored[name]
-        layers = enumerate(x) if names[0] == LAYERS else [("", x)]
-        found |= {
-            place.name.format(layers=i): place.to_tensor(part, names, small.sizes())
-            for i, part in layers
-        }
-    return found
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize(
-    ("architecture", "distillation"),
-    [
-        ("ViTForImageClassification", "none"),
-        ("DeiTForImageClassification", "token"),
-        ("DeiTForImageClassificationWithTeacher", "head"),
-    ],
-)
-def test_logits_match_transformers_and_weights_round_trip(architecture, distillation, tmp_path):
-    torch = pytest.importorskip("torch")
-    family, small = FAMILIES[architecture], config(distillation, "float32", head_dim=2)
-    model, tensors = theirs(family, small, tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert (written["architectures"], written["model_type"]) == ([architecture], family.model_type)
-    assert {**family.inferred(written), **family.fixed} == {
-        "classes": small.classes,
-        "distillation": distillation,
-        "head": "classes",
-    }
-    assert {key: written[key] for key in family.derived(small)} == family.derived(small)
-    assert all(written[key] in values for key, values in family.settings.items())
-
-    params = ours(family, small, tensors)
-    with torch.no_grad():
-        expected = model(
-            torch.from_numpy(vision.images(small).transpose(0, 3, 1, 2))
-        ).logits.numpy()
-    found = vision.forward(small)(params, vision.images(small))
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * expected.std())
-    chex.assert_trees_all_equal(back(family, small, params), tensors)
-
-
 def test_two_classes_have_no_labels_in_a_checkpoint():
     assert FAMILIES["ViTForImageClassification"].inferred({})["classes"] == 2
-
-
-@pytest.mark.slow  # The fast suite checks GPT-2, and that CaiT saves the right values.
-def test_rematerialising_changes_no_gradient():
-    small = config()
-    plain, remat = (
-        vision.gradient(c)(tiny.params(small), vision.images(c))
-        for c in (small, replace(small, remat="projections"))
-    )
-    chex.assert_trees_all_close(remat, plain, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(
@@ -188,17 +84,6 @@ def test_tokens_are_not_dropped():
 
 
 # --- growth ---
-
-
-@ends
-def test_decoalescing_equal_groups_is_exact_and_invertible(distillation):
-    large = config(distillation, embed=12, heads=6, mlp=18)
-    up = decoalesce(large.sizes(), heads=((0, 3), (1, 5), (2, 4)))
-    small, axes = config(distillation), tiny.axes(config(distillation))
-    assert small.resized(up) == large
-    assert vision.change(up, small) < EXACT
-    params = tiny.params(small)
-    assert tiny.distance(grow(swap(up), grow(up, params, axes), axes), params) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -241,27 +126,7 @@ def test_what_does_not():
         assert vision.change(growth, small) > VISIBLE
 
 
-def test_learned_maps_grow_it():
-    small, target = config("head"), {"layers": 3, "embed": 8, "heads": 4, "mlp": 10}
-    axes = tiny.axes(small)
-
-    def grown(key):
-        coefficients = ligo.init_coefficients(ligo.LiGO(), axes, small.sizes(), target, key)
-        return grow(
-            ligo.learned_growth(coefficients, axes, small.sizes()), tiny.params(small), axes
-        )
-
-    params = jax.eval_shape(grown, jax.random.key(0))
-    chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
-
-
 # --- dropped and frozen layers, cost ---
-
-
-@pytest.mark.slow  # `test_cait` checks this for CaiT in the fast suite.
-def test_dropped_layers_are_identities():
-    with jax.enable_x64(False):
-        vision.assert_dropping_is_exact(config("head", "float32"))
 
 
 def test_dinov2_giant_has_the_published_parameter_count():
