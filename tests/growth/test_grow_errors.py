@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from growths import DEPTH
 
 from jaxgrow import (
     compose,
@@ -35,7 +36,6 @@ from jaxgrow.growth.maps import (
 from jaxgrow.growth.matrices import SparseMap
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import (
-    DEPTH,
     EXPERTS,
     OPERATORS,
     WIDTH,

@@ -26,6 +26,7 @@ from families import (
     parameters,
     shapes,
 )
+from growths import DEPTH
 
 from jaxgrow import checkpoints, operators, preserves_function, sizes
 from jaxgrow.axes import is_names
@@ -86,10 +87,10 @@ def for_every_family(name, values, always):
     return pytest.mark.parametrize(("config", name), cases(rows, core, extra))
 
 
-@for_every_family("name", (*operators.DEPTH, *operators.WIDTH), EACH)
+@for_every_family("name", (*DEPTH, *operators.WIDTH), EACH)
 def test_operators(config, name):
-    if name in operators.DEPTH:
-        target, operator = doubled(config, "layers"), operators.DEPTH[name]
+    if name in DEPTH:
+        target, operator = doubled(config, "layers"), DEPTH[name]
     else:
         target = doubled(config, "embed", "heads", "kv_heads", "mlp")
         operator = operators.WIDTH[name]

@@ -21,6 +21,8 @@ from jaxgrow.operators import (
 )
 
 OLD = tiny.WIDTHS
+# The depth methods of any model: `unloop` needs one with a loop (`test_loops`).
+DEPTH = {name: found for name, found in registry.DEPTH.items() if name != "unloop"}
 RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
 BIT, ROUNDED, NOT = "to the bit", "up to rounding", "not"
 INVERSES = {"bitwise": BIT, "rounded": ROUNDED, "no": NOT}
