@@ -35,6 +35,10 @@ def loop(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     Raises:
       ValueError: ``target`` is not empty.
 
+    Example:
+      >>> loop({"layers": 3}, {})
+      {}
+
     References:
       Kapl et al., `From Growing to Looping <https://arxiv.org/abs/2602.16490>`_, 2026;
       Dehghani et al., `Universal Transformers <https://arxiv.org/abs/1807.03819>`_, ICLR 2019
