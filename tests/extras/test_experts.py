@@ -437,29 +437,6 @@ def test_pmap_gives_the_same_numbers():
     assert tiny.distance(found, one(given, x)) < 1e-10
 
 
-@pytest.mark.slow
-@meshes
-def test_experts_on_a_mesh_have_the_gradients_of_one_device(mesh):
-    """The layers are scanned, some are rematerialized, and every expert has a LoRA."""
-    c = config(embed=8, mlp=16, vocab=12, experts=E, balance=0.5)
-    axes = tiny.axes(c)
-    axes = axes, lora.lora_axes(BESIDE, axes)
-
-    def loss(given, tokens):
-        return c.module.apply(
-            {"params": lora.attach_lora(*given, BESIDE)}, tokens, targets=tokens[:, ::-1]
-        )[0]
-
-    tokens = np.random.default_rng(1).integers(0, 12, (8, 7))
-    found, expected = (
-        run(*given)
-        for run, *given in (
-            program(loss, adapted(c), axes, tokens, *to) for to in ((MESHES[mesh],), (Mesh(), 1))
-        )
-    )
-    assert tiny.distance(found, expected) < TOLERANCE
-
-
 # --- expert parallelism: each device has some of the experts, and devices exchange tokens ---
 
 

@@ -40,6 +40,9 @@ from train.run.trainer import run_experiment
 from train.state.optim import Optim
 from train.store.workdir import Workdir
 
+WIDTHS = dict(layers=1, embed=8, heads=1, head_dim=8, mlp=8)
+VIT = ViTConfig(image=8, patch=4, channels=1, classes=3, **WIDTHS)
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
@@ -85,9 +88,7 @@ def test_a_bert_finds_spans(home):
 
 @pytest.mark.slow
 def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
-    small = ViTConfig(
-        image=16, patch=4, channels=1, classes=7, layers=1, embed=16, heads=2, head_dim=8, mlp=32
-    )
+    small = replace(VIT, image=16, classes=7, embed=16, heads=2, mlp=32)
     orbax.export_model(tmp_path / "vit", small, runs.fresh(small))
     digits = FineTuning(
         "digits", Images("digits"), epochs=2, batch=64, learning_rates=(1e-2,), optim=OPTIM
@@ -198,15 +199,22 @@ def test_scores_are_kept_with_the_run(learned, home):
 # --- the command ---
 
 
-def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, capsys):
-    config = tmp_path / "mine.py"
+def toy_command(home: Path, folder: Path) -> list[str]:
+    """Write a fine-tuning of one epoch and return the command that runs it."""
+    config = folder / "mine.py"
     config.write_text(
-        "from train.extras.labelled.downstream import FineTuning\nfrom train.extras.labelled.task import Labelled\n\n"
+        "from train.extras.labelled.downstream import FineTuning\n"
+        "from train.extras.labelled.task import Labelled\n\n"
         "def toy() -> FineTuning:\n"
-        f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16)\n"
+        f"    data = Labelled('cola', {str(home / 'cola')!r}, length=14)\n"
+        "    return FineTuning('toy', data, batch=16, epochs=1)\n"
     )
-    arguments = f"finetune {config}:toy --model {home}/gpt2 --lr 1e-2 --seeds 0,1".split()
-    arguments += f"--workdir {tmp_path} --set epochs=1 --set optim.weight_decay=0 --set optim.b2=0.99".split()
+    return f"finetune {config}:toy --model {home}/gpt2 --workdir {folder}".split()
+
+
+def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, capsys):
+    arguments = [*toy_command(home, tmp_path), "--lr", "1e-2", "--seeds", "0,1"]
+    arguments += ["--set", "optim.weight_decay=0", "--set", "optim.b2=0.99"]
     monkeypatch.setattr(sys, "argv", arguments)
     command.main()
     said, found = capsys.readouterr().out, json.loads((tmp_path / "toy-gpt2.json").read_text())
@@ -217,13 +225,7 @@ def test_the_command_tells_each_rate_and_the_best(home, tmp_path, monkeypatch, c
 
 
 def test_a_learning_rate_that_diverges_does_not_end_the_others(home, tmp_path, monkeypatch, capsys):
-    config = tmp_path / "mine.py"
-    config.write_text(
-        "from train.extras.labelled.downstream import FineTuning\nfrom train.extras.labelled.task import Labelled\n\n"
-        "def toy() -> FineTuning:\n"
-        f"    return FineTuning('toy', Labelled('cola', {str(home / 'cola')!r}, length=14), batch=16, epochs=1)\n"
-    )
-    arguments = f"finetune {config}:toy --model {home}/gpt2 --workdir {tmp_path}".split()
+    arguments = toy_command(home, tmp_path)
     monkeypatch.setattr(sys, "argv", [*arguments, "--lr", "1e30,1e-2"])
     command.main()
     said = capsys.readouterr()
@@ -379,20 +381,11 @@ def test_settings_that_no_model_can_have_are_refused(change, says):
         tuning(Path("cola"), **change)
 
 
-def test_images_of_another_size_than_the_patches_are_said_in_one_line(tmp_path):
-    vit = ViTConfig(
-        image=9, patch=3, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
-    )
-    orbax.export_model(tmp_path, vit, runs.fresh(vit))
-    with pytest.raises(UserError, match=r"image=8 must be a multiple of patch=3"):
-        FineTuning("digits", Images()).of(tmp_path, 1e-3, 0)
-
-
 def test_models_of_something_else_are_refused(home, tmp_path):
-    vit = ViTConfig(
-        image=8, patch=4, channels=1, classes=3, layers=1, embed=8, heads=1, head_dim=8, mlp=8
-    )
+    vit = replace(VIT, image=9, patch=3)
     orbax.export_model(tmp_path / "vit", vit, runs.fresh(vit))
+    with pytest.raises(UserError, match=r"image=8 must be a multiple of patch=3"):
+        FineTuning("digits", Images()).of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match="a ViTConfig cannot take Labelled"):
         tuning(home / "cola").of(tmp_path / "vit", 1e-3, 0)
     with pytest.raises(UserError, match=r"the model in .* predicts tokens: fine-tune it first"):

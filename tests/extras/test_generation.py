@@ -251,15 +251,6 @@ def test_equal_prompts_get_other_draws_and_so_do_other_seeds():
     assert other[0] != a and other[1] != b
 
 
-def test_a_text_stops_where_it_ends_and_others_go_on():
-    plain = lists(generate(GPT, params(GPT), [[4], [1, 2, 3]], max_new=9))
-    end = plain[0][2]
-    found = lists(generate(GPT, params(GPT), [[4], [1, 2, 3]], max_new=9, end=end))
-    for before, tokens in zip(plain, found, strict=True):
-        assert tokens == before[: before.index(end) + 1 if end in before else None]
-    assert len(found[0]) <= 3 and len({len(tokens) for tokens in found}) == 2
-
-
 def test_each_of_several_tokens_ends_a_text():
     plain = lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9))
     ends = [plain[0][4], plain[1][2]]

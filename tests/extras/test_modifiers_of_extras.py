@@ -1,4 +1,8 @@
-"""Re-warm-up of new entries: its learning rate, the affected entries, and resuming within it."""
+"""Ramped residual branches, short contexts, and the re-warm-up of new entries.
+
+Ramps start at zero and end with the plain program. Windows of samples train and cost the same as
+separate short samples. The learning rate of new entries is that of their age.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -11,28 +15,171 @@ import pytest
 import runs
 import tiny
 
+from jaxgrow import flops, grow, operators
 from jaxgrow.growth.moments import clock
+from jaxgrow.layerdrop import LayerDrop, TokenDrop
 from train import pretrain
 from train.data.windows import next_tokens
-from train.extras.modifiers import Rewarm
-from train.plan.methods import GrowTo, TrainStage, VCycle
-from train.plan.training import Train
+from train.extras.modifiers import DropUnits, Ramp, Rewarm, ShortContext
+from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
+from train.plan.modifiers import DropLayers, DropTokens
+from train.plan.training import NOTHING, PhaseStart, Train
 from train.plan.transforms import Grow
 from train.state.mesh import replicated_sharding
 from train.state.model import TrainState
 from train.state.optim import Optim, learning_rate, transformation
 from train.state.packing import packed
 from train.step import programs
+from train.step.inputs import step_plans
 from train.step.parallel import mapped
-from train.step.step import StepInputs, train_step
+from train.step.step import StepInputs, gradients, train_step
+
+# --- ramps of the scale of new layers ---
+
+
+OPTIM = Optim(warmup=1)
+SETTING = PhaseStart({}, 0, 8, 1, 0)
+
+
+def given(steps, at):
+    config = replace(runs.MODEL, layers=len(steps))
+    phase = Train("large", 100, OPTIM, config, (Ramp(steps),))
+    return phase.modifiers[0].step_inputs(phase, TrainState(None, None, config), SETTING)(at)
+
+
+def test_the_branches_of_each_layer_by_hand():
+    """ProRes uses ``min(1, t / (T l))``; a layer with 0 steps has scale 1 from the start."""
+    at = given((4, 8, 12, 0), 6)
+    np.testing.assert_allclose(at.inputs.scale, [1, 6 / 8, 6 / 12, 1])
+    assert (
+        at.inputs.layers is None
+        and at.inputs.scaling == "sublayer"
+        and at.layers is None
+        and at.flops == 0
+    )
+    np.testing.assert_allclose(given((4, 8, 12, 0), 0).inputs.scale, [0, 0, 0, 1])
+    assert given((4, 8, 12, 0), 12) is NOTHING  # the plain step without scales
+
+
+def test_a_ramped_growth_starts_as_the_old_model():
+    small, batch = (
+        runs.MODEL,
+        next_tokens(np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)),
+    )
+    growth = operators.mslt(small.sizes(), {"layers": 4})
+    params, large = runs.fresh(small), small.resized(growth)
+    grown = grow(growth, params, small.axes())
+
+    @partial(jax.jit, static_argnums=(0, 2))
+    def loss(config, params, modifier=None, inputs=None):
+        pairs = [(modifier, inputs)] if modifier else []
+        return gradients(
+            TrainState(params, None, config), batch, np.arange(8), np.uint32(0), 1, pairs
+        )
+
+    ramp = Ramp((0, 0, 5, 5))
+    at = ramp.step_inputs(
+        Train("large", 100, OPTIM, large, (ramp,)), TrainState(None, None, large), SETTING
+    )
+    before, _ = loss(small, params)
+    after, _ = loss(large, grown, ramp, at(0).inputs)
+    whole, _ = loss(large, grown)
+    np.testing.assert_allclose(after, before, rtol=1e-6)
+    assert abs(whole - before) > 1e-5  # control: copies without a ramp change the loss
+    _, moved = loss(large, grown, ramp, at(1).inputs)
+    for name, g, _ in tiny.pairs(moved, moved):
+        # the gradient of the key bias is always zero
+        if "blocks" in name and "key/bias" not in name:
+            assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "says"),
+    [
+        ((Ramp((1,)),), r"a number of steps, 0 or more, for each of 2 layers, but is \(1,\)"),
+        ((Ramp((1, -1)),), "a number of steps, 0 or more, for each of 2 layers"),
+        ((Ramp((1, 2)), DropLayers(LayerDrop())), "not supported together with dropped layers"),
+        (
+            (Ramp((1, 2)), DropTokens(TokenDrop(0.5, 1, 0))),
+            "not supported together with dropped layers or tokens",
+        ),
+        ((DropUnits(0.1), Ramp((1, 2))), "dropout is not supported together with"),
+    ],
+)
+def test_what_does_not_fit_is_refused(modifiers, says):
+    with pytest.raises(ValueError, match=says):
+        Train("large", 8, OPTIM, runs.MODEL, modifiers)
+
+
+# --- short contexts ---
+
+
+def test_a_step_is_that_of_the_windows_as_samples():
+    tokens = np.random.default_rng(0).integers(0, 256, (4, runs.MODEL.context + 1)).astype(np.int32)
+    inputs, targets = next_tokens(tokens)
+    model = TrainState(runs.fresh(runs.MODEL), None, runs.MODEL)
+    # the order differs
+    shorter = tuple(np.concatenate(np.split(x, 4, axis=1)) for x in (inputs, targets))
+
+    def of(batch, *modifiers):
+        pairs, rows = [(m, None) for m in modifiers], np.arange(len(batch[0]))
+        return jax.jit(lambda model, batch: gradients(model, batch, rows, np.uint32(0), 1, pairs))(
+            model, batch
+        )
+
+    found, moved = of((inputs, targets), ShortContext(4))
+    expected, by = of(shorter)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), moved, by)
+    assert abs(found - of((inputs, targets))[0]) > 1e-5  # control: complete samples differ
+
+
+def test_a_run_costs_what_its_windows_do(tmp_path):
+    to = GrowTo((TrainStage(0.5, warmup=0),), by=("interleave",), moments="copy")
+    method = Growing(runs.MODEL, TrainStage(0.5, modifiers=(ShortContext(2),)), (to,))
+    e = runs.experiment(tmp_path, method=method)
+    each = e.batch * runs.MODEL.context
+    short, whole = (
+        flops.train_flops(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1)
+    )
+    trained = [p for p in e.plan if isinstance(p, Train)]
+    assert [p.cost(e.batch) for p in trained] == [
+        short * e.steps / 2,
+        whole * e.steps / 2,
+    ] and short < whole
+    counted = step_plans(
+        trained[0], TrainState(None, None, runs.MODEL), PhaseStart({}, 0, e.batch, 1, 0)
+    )(0, 0)
+    assert counted.flops == short
+
+
+@pytest.mark.parametrize(
+    ("config", "modifiers", "says"),
+    [
+        (runs.MODEL, (ShortContext(3),), "cannot be cut into 3 equal windows"),
+        (
+            replace(runs.MODEL, head="classes"),
+            (ShortContext(2),),
+            "not for a GPT2Config that predicts classes",
+        ),
+        (
+            runs.LARGE,
+            (DropTokens(TokenDrop(0.5)), ShortContext(2)),
+            "token dropping is not supported together with a short context",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(config, modifiers, says):
+    with pytest.raises(ValueError, match=says):
+        Train("large", 8, OPTIM, config, modifiers)
+
+
+# --- a second warm-up of new entries ---
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
 BATCH = next_tokens(TOKENS)
 TX = transformation(Optim())
 REWARM = TrainStage(0.5, warmup=0, modifiers=(Rewarm(peak=2.0, steps=2),))
-
-
-# --- the learning rate ---
 
 
 def test_the_rate_by_hand():
@@ -74,9 +221,6 @@ def test_moments_that_do_not_mark_new_entries_are_refused(moments):
         GrowTo((REWARM,), runs.DOUBLED, moments=moments)
     with pytest.raises(ValueError, match=f"set moments_up to 'asymmetric', not '{moments}'"):
         VCycle((TrainStage(0.1),), (TrainStage(0.4), REWARM), moments_up=moments)
-
-
-# --- the step ---
 
 
 def grown() -> TrainState:
@@ -123,9 +267,6 @@ def three(a, b, c):
         (name, x, y, z)
         for (name, x, y), (_, _, z) in zip(tiny.pairs(a, b), tiny.pairs(a, c), strict=True)
     )
-
-
-# --- a run ---
 
 
 def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
