@@ -550,6 +550,60 @@ def test_a_gemma_in_bfloat16_comes_back_to_the_bit(tmp_path):
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
 
 
+@pytest.mark.third_party
+def test_a_swin_of_timm_has_the_same_logits(tmp_path):
+    """timm fuses queries, keys and values, and merges patches at the start of the next stage.
+
+    Windows divide the image here. Otherwise, timm shifts before it pads the windows, and
+    `transformers` shifts afterwards.
+    """
+    timm = pytest.importorskip("timm.models.swin_transformer_v2", reason="pip install timm")
+    folder = made(tmp_path / "a", "Swinv2ForImageClassification", more={"window_size": 5})
+    options = {"img_size": 20, "patch_size": 2, "window_size": 5, "num_classes": 5}
+    options |= {"embed_dim": 8, "mlp_ratio": 1.5}
+    model = timm.SwinTransformerV2(
+        **options, depths=(2, 2), num_heads=(2, 4), pretrained_window_sizes=(0, 0)
+    ).eval()
+    named, found = tensors(folder), {}
+    for name, tensor in named.items():
+        for old, new in TIMM.items():
+            name = name.replace(old, new)
+        if "downsample" in name:
+            name = name.replace("layers.0", "layers.1")
+        found[name] = torch.tensor(tensor)
+    for block in {name.rpartition("query")[0] for name in found if "query" in name}:
+        parts = [found.pop(f"{block}{part}.weight") for part in ("query", "key", "value")]
+        found[f"{block}qkv.weight"] = torch.cat(parts)
+        for part in "query", "value":
+            found[f"{block}{part[0]}_bias"] = found.pop(f"{block}{part}.bias")
+    told = model.load_state_dict(found, strict=False)
+    assert not told.unexpected_keys and all(
+        "relative" in key or "k_bias" in key for key in told.missing_keys
+    ), told
+    config, params = checkpoints.load(folder)
+    with torch.no_grad():
+        expected = model(torch.tensor(given(config).transpose(0, 3, 1, 2))).numpy()
+    np.testing.assert_allclose(
+        tiny.forward(config)(params, given(config)), expected, rtol=0, atol=1e-4
+    )
+
+
+TIMM = {
+    "swinv2.embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "swinv2.embeddings.norm": "patch_embed.norm",
+    "swinv2.encoder.": "",
+    "swinv2.layernorm": "norm",
+    "classifier": "head.fc",
+    "attention.self.continuous_position_bias_mlp": "attn.cpb_mlp",
+    "attention.self.": "attn.",
+    "attention.output.dense": "attn.proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+}
+
+
 @pytest.mark.parametrize(
     ("architecture", "more"),
     [

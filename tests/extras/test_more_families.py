@@ -112,23 +112,24 @@ GROWTHS = {
     "llama_pro, stage": lambda c: llama_pro(c.sizes(), {"layers.1": 4}),
     "stack, stage": lambda c: stack(c.sizes(), {"layers.0": 4}),
 }
-# Layers of a Swin that move away from odd positions no longer shift their windows, and a norm after
-# a sublayer that adds zeros still adds its bias. A mean of products is not a product of means, which
-# talking heads of CaiT need at an uneven width. A norm over all heads, as in OLMo 2, also sees
-# unequal copies and zeros. Without scales, norms cannot undo the copies in a tied head.
+# The rows of the table on docs/concepts/operators-exact.md, and more. Layers of a Swin that move away
+# from odd positions no longer shift their windows, and a norm after a sublayer that adds zeros still
+# adds its bias. A mean of products is not a product of means, which talking heads of CaiT need at an
+# uneven width. A norm over all heads, as in OLMo 2, also sees unequal copies and zeros. Without
+# scales, norms cannot undo the copies in a tied head.
 KEPT = {
     "Swin": "hypercloning; hypercloning, one stage; lemon, stages",
     "CaiT": "hypercloning; staged; lemon; llama_pro",
-    "ModernBERT": "lemon; llama_pro; zero_pad",
-    "DeBERTa": "hypercloning; lemon; fpi",
-    "Qwen3": "staged; fpi",
-    "Gemma 2": "lemon, embed; llama_pro",
-    "OLMo 2": "hypercloning; llama_pro",
+    "ModernBERT": "hypercloning; lemon; fpi; zero_pad; llama_pro",
+    "DeBERTa": "hypercloning; staged; lemon; fpi; zero_pad",
+    "Qwen3": "hypercloning; staged; lemon, embed; fpi; llama_pro",
+    "Gemma 2": "hypercloning; lemon, embed; zero_pad; llama_pro",
+    "OLMo 2": "hypercloning; staged; llama_pro",
     "OLMo": "hypercloning; staged",
-    "Pythia": "lemon, embed",
-    "Granite": "lemon, embed",
-    "gpt-oss": "lemon, embed",
-    "Qwen2-MoE": "lemon, embed",
+    "Pythia": "hypercloning; lemon, embed; fpi; llama_pro",
+    "Granite": "staged; lemon, embed; zero_pad; llama_pro",
+    "gpt-oss": "staged; lemon, embed; fpi; llama_pro",
+    "Qwen2-MoE": "hypercloning; lemon, embed; zero_pad; llama_pro",
 }
 CHANGED = {
     "Swin": "stack, stage; llama_pro, stage; lemon, uneven stages",
@@ -136,7 +137,7 @@ CHANGED = {
     "ModernBERT": "lemon, embed; stack",
     "DeBERTa": "lemon, embed; llama_pro",
     "Qwen3": "fpi, embed",
-    "OLMo 2": "lemon; zero_pad",
+    "OLMo 2": "lemon; fpi; zero_pad",
     "OLMo, tied": "hypercloning; staged",
     "Pythia": "stack",
 }
