@@ -110,7 +110,10 @@ def _kinds(
         trials = _tried(_Problem(tx, params, axes, gradients, factors, layers))
     found: dict[str, Kind] = {}
     for leaf in trials[0].leaves:
-        found[leaf] = _either([trial.kind(leaf) for trial in trials])
+        kind = _either([trial.kind(leaf) for trial in trials])
+        # The step sizes of Rprop, for example, depend on the signs of the gradients alone.
+        invariant = kind == "unchanged" and any(trial.moves(leaf) for trial in trials)
+        found[leaf] = "own" if invariant else kind
     return found
 
 
@@ -196,6 +199,13 @@ class _Trial:
 
     def _changed(self, leaf: str) -> bool:
         return any((plain[leaf] != self.first[0][leaf]).any() for plain, *_ in self.after)
+
+    def moves(self, leaf: str) -> bool:
+        """Whether a leaf with one entry for each entry of a parameter has changed."""
+        own = self.owners.get(leaf)
+        if own is None or self.first[0][leaf].shape != self.params[own].shape:
+            return False
+        return self._changed(leaf)
 
     def kind(self, leaf: str) -> Kind:
         begun = self.first[0][leaf]
