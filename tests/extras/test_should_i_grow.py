@@ -54,9 +54,10 @@ def test_the_savings_are_rows_of_the_data_file():
 
 def test_no_seed_under_muon_saved_nothing():
     rows = [e for e in forecast_rows() if e.optimizer == "Muon" and e.tokens_per_parameter < 21]
-    seeds = [x for e in rows for x in e.each]
+    seeds = [x for e in rows for x in (*e.each, *([] if e.rough is None else [e.rough]))]
     lost = sum(x <= 0 for x in seeds)
-    assert f"{lost} of {len(seeds)} runs saved nothing; the least is {min(seeds)} %" in PAGE
+    assert f"{lost} of {len(seeds)} runs of the three recipes saved nothing" in PAGE
+    assert f"the least is about {min(seeds)} %" in PAGE
 
 
 def test_the_seconds_come_from_the_logs():
