@@ -154,7 +154,12 @@ def _grow_experts(a: argparse.Namespace) -> None:
     refuse_options(a, "the routers of new experts are random, by --seed", "noise")
     refuse_options(a, f"{a.method} makes no loop", "loop")
     source = open_checkpoint(a.src)
-    active = 2 if a.active is None else a.active
+    copies = a.method == "expert_copies"
+    if copies:
+        refuse_options(a, "each token uses as many experts as before", "active")
+    model = source if copies else Single(source)
+    own: int = getattr(source.config, "active", 2) if copies else 2
+    active = own if a.active is None else a.active
     if a.experts is None:
         raise UsageError(f"{a.method} requires the number of experts, such as --experts 8")
     if not 0 < active <= a.experts:
@@ -165,7 +170,7 @@ def _grow_experts(a: argparse.Namespace) -> None:
         )
     seed = a.seed or 0
     target = given_sizes(a)
-    sizes = Single(source).sizes()
+    sizes = model.sizes()
     output = output_of(a)
     arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
     record = full_record(a, arguments)
@@ -174,6 +179,9 @@ def _grow_experts(a: argparse.Namespace) -> None:
         wide = source if a.dtype is None else Cast(source, a.dtype, at_least=True)
         grown = Upcycled(wide, growth, active, seed)
         written = write(grown, output, record)
-        kept = active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
+        kept = not copies and active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
         rounded = rounding_notes(source, written.model, growth, output) if kept else []
-    report_written(a, written, record, (), rounded, keeps=kept)
+    notes = [
+        f"each token still uses {active} of the experts, among which may be an expert and its copies"
+    ]
+    report_written(a, written, record, notes * copies, rounded, keeps=kept)

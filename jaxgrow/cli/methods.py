@@ -12,6 +12,7 @@ METHODS = {
     "solar": ("layers (even, or odd if blend is odd)", "no"),
     "llama_pro": ("layers (at most twice the old number)", "yes, bitwise; post-LN models: no"),
     "upcycle": ("experts", "yes"),
+    "expert_copies": ("experts", "only if each token uses one expert, whose gate is 1"),
     "virtual_groups": (
         "experts, mlp (experts with fewer mlp units each)",
         "yes, if each token uses a multiple of the number of parts",
@@ -39,7 +40,7 @@ METHODS = {
     "sparkling": ("embed, heads, kv-heads, mlp", "no; it preserves the scale of activations"),
     "average": ("layers, embed, heads, kv-heads, mlp", "no"),
 }
-EXPERTS = ("upcycle", "virtual_groups")
+EXPERTS = ("upcycle", "expert_copies", "virtual_groups")
 FORMATS = (
     "bonsai",
     "easydel",

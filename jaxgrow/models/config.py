@@ -412,7 +412,7 @@ class Config:
         """
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
         new = new_sizes(growth)
-        loop = None if LAYERS in new else self.loop
+        loop = self.loop if new.get(LAYERS, self.layers) == self.layers else None
         if loop != self.loop:
             m = None if isinstance(growth, Rules) else by_axes(growth)[(LAYERS,)]
             passes = np.eye(self.layers)[list(self.traits["passes"])]

@@ -175,6 +175,40 @@ def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str,
     return {axis: x.mean(0) if axis_kind(axis) == "embed" else x for axis, x in scores.items()}
 
 
+def expert_utility(config: Config, params: Params, tokens: jax.Array) -> jax.Array:
+    """Return the utility of each expert: how much it matters to the loss, to first order.
+
+    ``u_e = mean_b |sum_t <dl_b / dy_t, g_te f_te>|``, with the loss l of sample b, the output y of
+    the mixture for token t, the gate g and the output f of expert e. It is the change of the loss
+    per change of the scale of the expert's output, and is computed as ``|<W_e, dl_b / dW_e>|`` of
+    the kernel ``down``.
+
+    Args:
+      config: config of a decoder with experts.
+      params: parameters of the model.
+      tokens: int [B, T].
+
+    Returns:
+      The utilities [layers, experts], for `jaxgrow.operators.expert_copies`.
+    """
+    own: dict[str, float] = {"balance": 0.0, "z_loss": 0.0}  # losses of the router
+    config = replace(config, **own)
+    blocks = params["blocks"]
+    mlp = blocks["mlp"]
+
+    def loss(down_LEFD: jax.Array, row_T: jax.Array) -> jax.Array:
+        new = {**blocks, "mlp": {**mlp, "down": {**mlp["down"], "kernel": down_LEFD}}}
+        inputs = {"params": {**params, "blocks": new}}
+        return config.module.apply(inputs, row_T[None, :-1], targets=row_T[None, 1:])[0]
+
+    down_LEFD = mlp["down"]["kernel"]
+
+    def of_row(row_T: jax.Array) -> jax.Array:
+        return jnp.abs((jax.grad(loss)(down_LEFD, row_T) * down_LEFD).sum((-2, -1)))
+
+    return jax.lax.map(of_row, tokens).mean(0)
+
+
 @runtime_checkable
 class Routed(Protocol):
     """A module that sends each token to a few experts."""

@@ -8,14 +8,17 @@ all recipes for these operators apply it after the growth.
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from jaxgrow.axes.names import LAYERS
 from jaxgrow.axes.size_error import SizeError
-from jaxgrow.growth.maps import AxisMap, CopyMap, Maps, Rule, Rules, select
+from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import SparseMap
-from jaxgrow.operators.registry import operator
+from jaxgrow.operators.pruning import single_layer_map
+from jaxgrow.operators.registry import ModelForm, operator
 from jaxgrow.operators.targets import Sizes, checked_sizes, grown_sizes, in_turn
 
-__all__ = ["upcycle", "virtual_groups"]
+__all__ = ["expert_copies", "upcycle", "virtual_groups"]
 
 
 @operator(
@@ -54,6 +57,77 @@ def upcycle(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
         "upcycle", ("experts",), sizes, {"experts": sizes.get("experts", 0), **target}
     )["experts"]
     return {"experts": select(in_turn(old, new), old)}
+
+
+def _uses_one_expert(growth: Growth, form: ModelForm) -> bool:
+    """Whether each token uses one expert with the gate 1, of which any copy is as good."""
+    return getattr(form, "active", 0) == 1 and getattr(form, "gates_normed", False)
+
+
+@operator(
+    axes=("experts",),
+    preserves_for=_uses_one_expert,
+    preserves="only if each token uses one expert, whose gate is 1",
+    source="Dwivedi et al. 2026 (Expert Upcycling)",
+    policies=("copy", "drop"),
+)
+def expert_copies(sizes: Sizes, target: Sizes, utility: ArrayLike | None = None) -> Growth:
+    """Copy trained experts with their router columns; each token uses as many experts as before.
+
+    By default, all experts are copied in turn, as in `upcycle`, so the copies have equal shares of
+    the probability p of their expert: ``p / m`` for m copies, as if their logits were lowered by
+    ``log m``. With ``utility``, each further copy goes to the expert with the highest utility per
+    copy, in each layer separately.
+
+    The function is preserved if each token uses one expert with the gate 1. Otherwise it changes: a
+    copy ties with its expert, so a token that uses two experts uses an expert and its copy. Noise in
+    the router (`jaxgrow.models.upcycling.add_router_noise`) then divides the tokens among copies.
+
+    Args:
+      {arguments}
+      utility: the utility of each expert, ``[layers, experts]``, at least 0, such as
+        `jaxgrow.models.importance.expert_utility`; None: all experts are equal.
+
+    Returns:
+      The map of ``experts``, or rules with a term for each layer.
+
+    Raises:
+      ValueError: another axis than ``experts``, a smaller number of experts, or utilities that are
+        negative, not finite, or of another shape.
+
+    Example:
+      >>> growth = expert_copies({"layers": 1, "experts": 2}, {"experts": 5}, [[0.9, 0.2]])
+      >>> growth.rules[0].terms[0]["experts"].write.index[:, 0].tolist()
+      [0, 1, 0, 0, 0]
+
+    References:
+      Dwivedi et al., `Expert Upcycling <https://arxiv.org/abs/2604.19835>`_, 2026
+    """
+    found = {"experts": sizes.get("experts", 0), **target}
+    old, new = grown_sizes("expert_copies", ("experts",), sizes, found)["experts"]
+    even = {"experts": select(in_turn(old, new), old)}
+    if utility is None:
+        return even
+    worth = np.asarray(utility, np.float64)
+    layers = sizes.get(LAYERS, 0)
+    if worth.shape != (layers, old) or not (np.isfinite(worth) & (worth >= 0)).all():
+        raise ValueError(
+            f"expert_copies needs a utility of at least 0 for each of {layers} layers and {old} "
+            f"experts, but has an array of shape {worth.shape} from {worth.min()} to {worth.max()}"
+        )
+    terms: list[Maps] = []
+    for layer, row in enumerate(worth):
+        alone = single_layer_map(layer, layer, np.arange(layers), layers)
+        terms.append({LAYERS: alone, "experts": select(_copied_by_utility(row, new), old)})
+    return Rules((Rule(tuple(terms), axes=(LAYERS, "experts")), Rule((even,))))
+
+
+def _copied_by_utility(utility: np.ndarray, new: int) -> list[int]:
+    """Return all experts, and then the experts that get further copies."""
+    copies = np.ones(len(utility), int)
+    for _ in range(new - len(utility)):
+        copies[(utility / copies).argmax()] += 1
+    return [*range(len(utility)), *np.repeat(np.arange(len(utility)), copies - 1).tolist()]
 
 
 @operator(

@@ -83,12 +83,12 @@ def unloop(sizes: Sizes, target: Sizes, passes: Sequence[int] = ()) -> dict[str,
     References:
       Kapl et al., `From Growing to Looping <https://arxiv.org/abs/2602.16490>`_, 2026
     """
+    _, new = grown_sizes("unloop", (LAYERS,), sizes, target).get(LAYERS, (0, len(passes)))
     if not passes:
         raise ValueError("unloop needs a model with a loop, but each layer of this model runs once")
-    old, new = grown_sizes("unloop", (LAYERS,), sizes, {LAYERS: len(passes), **target})[LAYERS]
     if new != len(passes):
         raise ValueError(
             f"axis 'layers': unloop makes a layer for each of the {len(passes)} passes of a loop, but "
             f"the target is {new} layers"
         )
-    return {LAYERS: select(passes, old)}
+    return {LAYERS: select(passes, sizes[LAYERS])}

@@ -82,7 +82,7 @@ def keep_units(sizes: Sizes, kept: Units) -> Growth:
         for i, j in enumerate(stay):
             of_layer = {axis: select(found[j], sizes[axis]) for axis, found in own.items()}
             terms.append(
-                {**shared, layers: _single_layer_map(i, j, stay, sizes[layers]), **of_layer}
+                {**shared, layers: single_layer_map(i, j, stay, sizes[layers]), **of_layer}
             )
         rules += [Rule(tuple(terms), axes=(layers, axis)) for axis in own]
     common = {
@@ -288,7 +288,7 @@ def _reads_as_before(sizes: Sizes, units: Mapping[str, np.ndarray]) -> None:
             )
 
 
-def _single_layer_map(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
+def single_layer_map(new: int, old: int, layers: np.ndarray, size: int) -> AxisMap:
     """The map that copies layer ``old`` to layer ``new``, and makes all other layers zero."""
     m = SparseMap(
         np.full((len(layers), 1), old, np.int32),

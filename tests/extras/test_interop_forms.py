@@ -132,3 +132,23 @@ def test_untie_is_refused_in_one_line(tmp_path, capsys):
         assert program.main([*words, *more]) == status
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1, error
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_expert_copies(tmp_path, architecture, capsys):
+    source = made(tmp_path / "a", architecture)
+    before = checkpoints.open_checkpoint(source).config
+    words = ("--method", "expert_copies", "--experts", 2 * before.experts)
+    run("grow", source, tmp_path / "b", *words, "--seed", 1)
+    said = capsys.readouterr().out
+    assert "the function is changed" in said
+    assert f"note: each token still uses {before.active} of the experts" in said
+    assert_alike(tmp_path / "b")
+    after, params = checkpoints.load(tmp_path / "b")
+    assert (after.experts, after.active) == (2 * before.experts, before.active)
+    old = checkpoints.load(source)[1]["blocks"]["mlp"]
+    for name, w in params["blocks"]["mlp"].items():
+        noise = 0.02 if name == "router" else 0
+        axis = -1 if name == "router" else 1
+        twice = np.concatenate([old[name]["kernel"]] * 2, axis)
+        assert (w["kernel"] - twice).std() == pytest.approx(noise, rel=0.3)

@@ -57,13 +57,14 @@ class Single(Source):
 
 
 class Upcycled(Grown):
-    """A dense model grown into a mixture, with noise in its routers.
+    """A mixture that is made from a dense model or from a smaller mixture, with noise in its routers.
 
     The noise comes from `jaxgrow.models.upcycling.add_router_noise`.
 
     Args:
-      source: the dense model.
-      growth: the growth of the mixture of one expert (`jaxgrow.operators.upcycle`).
+      source: the dense model, or the smaller mixture.
+      growth: the growth of the mixture of one expert (`jaxgrow.operators.upcycle`), or of the smaller
+        mixture (`jaxgrow.operators.expert_copies`).
       active: the number of experts that each token uses.
       seed: random seed of the noise.
 
@@ -72,7 +73,7 @@ class Upcycled(Grown):
     """
 
     def __init__(self, source: Source, growth: Growth, active: int, seed: int = 0):
-        super().__init__(Single(source), growth)
+        super().__init__(source if source.sizes().get("experts") else Single(source), growth)
         settings: dict[str, object] = {"active": active}
         try:
             self.config = replace(self.config, **settings)
@@ -83,14 +84,13 @@ class Upcycled(Grown):
         zeros = tree_from_paths({ROUTER: np.zeros(routers.shape, routers.dtype)})
         # The number of parts into which an expert was split.
         parts = source.sizes()["mlp"] // self.config.mlp
-        self._routers = np.asarray(
+        self._noise = np.asarray(
             leaves_by_path(add_router_noise(zeros, names, seed, group=parts))[ROUTER]
         )
 
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
-        if path == ROUTER:
-            return self._routers if layer is None else self._routers[layer]
-        return super().read(path, layer)
+        x = super().read(path, layer)
+        return x + (self._noise if layer is None else self._noise[layer]) if path == ROUTER else x
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         return None if path == ROUTER else super().origin(path, layer)

@@ -212,7 +212,10 @@ def model_properties(source: Source) -> str:
     if source.config.pre_norm:
         norms = "before each sublayer"
     experts = source.sizes().get("experts")
-    about = f"{experts}, whose units grow like those of an MLP"
+    about = (
+        f"{experts}, whose units grow like those of an MLP; `jaxgrow grow --method expert_copies` "
+        "copies complete experts"
+    )
     if experts is None:
         about = (
             "none; `jaxgrow grow --method virtual_groups` or upcycle turns the MLPs into experts"
