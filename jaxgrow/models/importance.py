@@ -18,7 +18,7 @@ separate stream.
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,12 @@ def angular_distance(stream: jax.Array, count: int) -> jax.Array:
     return jnp.where((begin <= layer) & (layer < begin + count), distance[None], jnp.inf).min(1)
 
 
-def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
+def unit_importance(
+    config: Config,
+    params: Params,
+    inputs: Inputs,
+    experts: Literal["reap", "frequency"] = "reap",
+) -> dict[str, jax.Array]:
     """Minitron's importance of the units of each layer and of the residual stream.
 
     The importance is the mean size of a unit's activations:
@@ -138,17 +143,20 @@ def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str,
     heads     the L2 norm of attention's output over ``head_dim``            [layers, heads]
     mlp       the absolute value of the input of ``down``                    [layers, mlp]
     embed     the absolute value of the outputs of norms, over all layers    [embed]
-    experts   the gate, which is 0 for experts that are not chosen           [layers, experts]
+    experts   the gate times the L2 norm of the expert's output (REAP), over [layers, experts]
+              the tokens that use the expert
     ========= ============================================================== ====================
 
     The paper compares means, L2 norms and variances over the batch and over positions. This
     function uses the mean over both. For the heads of a Swin, the padding of windows also counts as
-    positions. The units of experts get no scores. The scores of experts are not in the paper.
+    positions. The units of experts get no scores. The scores of experts are those of Lasby et al.
 
     Args:
       config: config of the model, of any family.
       params: parameters of the model.
       inputs: inputs of its module.
+      experts: the scores of experts: "reap", or as a control "frequency", the share of the tokens
+        that use the expert.
 
     Returns:
       The scores of each axis, for `jaxgrow.operators.prune`.
@@ -163,8 +171,10 @@ def unit_importance(config: Config, params: Params, inputs: Inputs) -> dict[str,
     References:
       Muralidharan et al., `Compact Language Models via Pruning and Knowledge Distillation
       <https://arxiv.org/abs/2407.14679>`_, NeurIPS 2024
+
+      Lasby et al., `REAP the Experts <https://arxiv.org/abs/2510.13999>`_, 2025, Eq. 9
     """
-    found = _Activations()
+    found = _Activations(experts)
     # Values cannot leave a traced `jax.checkpoint`, so the pass runs without it.
     config = replace(config, remat="none")
     with nn.intercept_methods(found.intercept):
@@ -213,15 +223,19 @@ def expert_utility(config: Config, params: Params, tokens: jax.Array) -> jax.Arr
 class Routed(Protocol):
     """A module that sends each token to a few experts."""
 
-    def gates(self, x_BTD: jax.Array) -> jax.Array:
-        """Return the gate of each expert for each token [B, T, E]; 0 for experts not chosen."""
+    def contributions(self, x_BTD: jax.Array) -> jax.Array:
+        """Return the gate of each expert times the norm of its output for each token [B, T, E].
+
+        It is 0 for experts that are not chosen.
+        """
         ...
 
 
 class _Activations:
     """The sizes of the activations of the block that is traced, by axis."""
 
-    def __init__(self):
+    def __init__(self, experts: Literal["reap", "frequency"]):
+        self.experts = experts
         # The number of nested `apply` calls: the model is the first one, and a block in it is the
         # second.
         self.depth = 0
@@ -260,7 +274,7 @@ class _Activations:
             elif kinds == ["mlp"]:
                 self.found[read[0]].append(jnp.abs(_widened(args[0])))
         elif isinstance(module, Routed):
-            self.found[EXPERTS].append(module.gates(args[0]))
+            self.found[EXPERTS].append(module.contributions(args[0]))
         elif isinstance(module, LayerNorm | RMSNorm) and axis_kind(axis_of(module.axis)) == "embed":
             self.found[axis_of(module.axis)].append(jnp.abs(_widened(outputs)))
 
@@ -270,6 +284,11 @@ class _Activations:
         for name, parts in self.found.items():
             each = [part.mean(tuple(range(part.ndim - 1))) for part in parts]
             means[name] = jnp.stack(each).mean(0)
+        for part in self.found.get(EXPERTS, ()):
+            used = part > 0
+            of_users = part.sum((0, 1)) / jnp.maximum(used.sum((0, 1)), 1)
+            by_reap = self.experts == "reap"
+            means[EXPERTS] = of_users if by_reap else used.mean((0, 1), dtype=part.dtype)
         return means
 
 

@@ -87,8 +87,9 @@ def test_even_copies_share_the_probability_of_their_expert():
 
 
 def load(config, params):
-    """Return the share of the tokens that each expert gets, [layers, experts]. Gates are 0 or 1."""
-    return np.asarray(importance.unit_importance(config, params, TOKENS)["experts"])
+    """Return the share of the tokens that each expert gets, [layers, experts]."""
+    found = importance.unit_importance(config, params, TOKENS, experts="frequency")
+    return np.asarray(found["experts"])
 
 
 def test_noise_in_the_router_divides_the_tokens_among_the_copies():

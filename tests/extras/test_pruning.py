@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 
 import chex
@@ -535,17 +536,62 @@ MIXED = replace(GROUPED, experts=12, active=2, layers=3)
 FEW = np.random.default_rng(4).integers(0, 11, (1, 3))  # 6 assignments to 12 experts
 
 
-def test_the_importance_of_an_expert_is_its_mean_gate():
-    scores = unit_importance(MIXED, tiny.params(MIXED), FEW)["experts"]
-    assert scores.shape == (3, 12)
-    np.testing.assert_allclose(scores.sum(1), 1, rtol=0, atol=TOLERANCE)  # of normalised gates
-    assert ((scores > 0).sum(1) <= 6).all() and ((scores > 0).sum(1) >= 2).all()
-    # Gates that are not normalised are probabilities of the router, over all experts.
-    plain = replace(MIXED, gates_normed=False)
-    every = unit_importance(replace(plain, active=12), tiny.params(MIXED), FEW)["experts"]
-    np.testing.assert_allclose(every.sum(1), 1, rtol=0, atol=TOLERANCE)
-    chosen = unit_importance(plain, tiny.params(MIXED), FEW)["experts"]
-    assert (chosen.sum(1) < 1).all() and (chosen[0] <= every[0] + TOLERANCE).all()
+def reap(w, x_TD, active, normed):
+    """Return REAP and the frequency of each expert, by loops (Lasby et al., 2025, Eq. 9)."""
+    experts = w["router"]["kernel"].shape[-1]
+    gates, norms = np.zeros((2, len(x_TD), experts))
+    for t, x in enumerate(x_TD):
+        exp = np.exp(x @ w["router"]["kernel"])
+        p = exp / exp.sum()
+        for e in sorted(range(experts), key=lambda e: -p[e])[:active]:
+            g = x @ w["gate"]["kernel"][e]
+            y = (g / (1 + np.exp(-g)) * (x @ w["up"]["kernel"][e])) @ w["down"]["kernel"][e]
+            gates[t, e], norms[t, e] = p[e], np.sqrt((y**2).sum())
+        if normed:
+            gates[t] /= gates[t].sum()
+    users = (gates > 0).sum(0)
+    return (gates * norms).sum(0) / np.maximum(users, 1), users / len(x_TD)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_the_importance_of_an_expert_is_the_mean_of_its_weighted_output(normed):
+    config = replace(MIXED, layers=1, gates_normed=normed, parallel=True)
+    params = tiny.params(config)
+    # With parallel sublayers, the mixture reads the norm of the embeddings.
+    x = params["token_embedding"][FEW[0]]
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.eps)
+    w = jax.tree.map(lambda a: a[0], params["blocks"])
+    expected = reap(w["mlp"], x * w["mlp_norm"]["scale"], config.active, normed)
+    for kind, scores in zip(("reap", "frequency"), expected, strict=True):
+        found = unit_importance(config, params, FEW, experts=kind)["experts"]
+        assert found.shape == (1, 12)
+        np.testing.assert_allclose(found[0], scores, rtol=0, atol=TOLERANCE)
+    assert expected[1].sum() == pytest.approx(config.active)
+
+
+def test_reap_changes_the_output_of_a_layer_less_than_random_experts():
+    """On real text, with experts whose outputs have different sizes."""
+    text = (Path(__file__).parents[2] / "docs/howto/experts.md").read_bytes()[:1024]
+    tokens = np.frombuffer(text, np.uint8).astype(np.int32).reshape(8, 128)
+    config = replace(MIXED, vocab=256, context=128, layers=1, experts=8)
+    params = tiny.params(config)
+    params["blocks"]["mlp"]["down"]["kernel"] *= np.geomspace(0.1, 1, 8)[None, :, None, None]
+
+    def output(config, params):
+        run = partial(config.module.apply, observe=lambda x, y: y)
+        return np.asarray(jax.jit(run)({"params": params}, tokens)[1])
+
+    before = output(config, params)
+
+    def error(scores):
+        down = prune(config.sizes(), {"experts": 5}, {"experts": scores})
+        after = output(config.resized(down), grow(down, params, config.axes()))
+        return np.abs(after - before).mean()
+
+    scores = unit_importance(config, params, tokens)["experts"]
+    rng = np.random.default_rng(0)
+    by_chance = [error(rng.random((1, 8))) for _ in range(6)]
+    assert error(np.asarray(scores)) < 0.7 * np.mean(by_chance)
 
 
 def test_experts_without_tokens_are_removed_without_an_effect():
@@ -572,6 +618,8 @@ def test_the_command_removes_experts(tmp_path, capsys):
     about = json.loads(capsys.readouterr().out)
     assert checkpoints.load(tmp_path / "b")[0].experts == 6
     assert about["report"]["pruned"]["max_abs"] < 1e-4 < about["report"]["random"]["max_abs"]
+    # Here, all experts that are used fit.
+    assert about["report"]["frequency"]["max_abs"] < 1e-4
     assert main(f"{words} 1".split()) == 1
     assert "routes each token to 2 experts, so at least --experts 2" in capsys.readouterr().err
     assert main(f"{words} 13".split()) == 1

@@ -87,7 +87,10 @@ def add_prune(commands: Commands) -> None:
     """Add ``jaxgrow prune``."""
     p = _add_extra(commands, "prune", "prune.run_prune", "SRC", evaluates=True, writes=True)
     add_sizes(p)
-    about = "the new number of experts of a mixture; those with the smallest gates are removed"
+    about = (
+        "the new number of experts of a mixture; those are removed whose output, weighted by the "
+        "router, is smallest (REAP)"
+    )
     p.add_argument("--experts", type=int, metavar="N", help=about)
     add_lora(p)
     p.add_argument("--data", type=Path, required=True, metavar="FILE", help=DATA.format("SRC"))

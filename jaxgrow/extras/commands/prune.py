@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import numpy as np
@@ -60,7 +61,10 @@ def run_prune(a: argparse.Namespace) -> None:
         transform(plan.source, output_of(a, dry_run=True), plan.control, lora=a.lora)
     scores = _importance_scores(plan)
     growth = plan.pruned(scores)
-    report = _measured_effect(plan, growth)
+    growths = {"pruned": growth, "random": plan.control}
+    if "experts" in plan.target:
+        growths["frequency"] = plan.pruned(_importance_scores(plan, "frequency"))
+    report = _measured_effect(plan, growths)
     arguments: Json = {"target": plan.target, "data": str(a.data)}
     if a.layers is not None:
         report["scores"] = {axis: scores[axis].tolist() for axis in plan.target if is_layers(axis)}
@@ -76,6 +80,11 @@ def run_prune(a: argparse.Namespace) -> None:
 def _pruning_plan(a: argparse.Namespace) -> _PruningPlan:
     source = open_checkpoint(a.src)
     target = target_sizes(a, source)
+    if source.config.loop is not None:
+        raise CheckpointError(
+            f"prune does not measure layers that run several times ({source.config.loop}): first give each "
+            f"pass its own layer with jaxgrow grow {a.src} DST --method unloop"
+        )
     if a.by and a.layers is None:
         raise UsageError(
             f"--by {a.by} selects the layers to remove: give their new number with --layers"
@@ -117,7 +126,9 @@ def _random_pruning(source: Source, target: dict[str, int]) -> Growth:
 # --- measure ---
 
 
-def _importance_scores(plan: _PruningPlan) -> dict[str, np.ndarray]:
+def _importance_scores(
+    plan: _PruningPlan, experts: Literal["reap", "frequency"] = "reap"
+) -> dict[str, np.ndarray]:
     """The importance of each unit, by axis; larger is more important."""
     config = plan.source.config
     params = wide_params(plan.source)
@@ -132,18 +143,19 @@ def _importance_scores(plan: _PruningPlan) -> dict[str, np.ndarray]:
             else:
                 found[axis] = importance.block_influence(streams[axis])
     if len(plan.target) > len(layers):
-        found |= jax.jit(partial(importance.unit_importance, config))(params, plan.inputs)
+        measure = partial(importance.unit_importance, config, experts=experts)
+        found |= jax.jit(measure)(params, plan.inputs)
     return {axis: np.asarray(x) for axis, x in found.items()}
 
 
-def _measured_effect(plan: _PruningPlan, growth: Growth) -> Json:
-    """The losses of the model, of the pruned model and of the control, and how outputs differ."""
+def _measured_effect(plan: _PruningPlan, growths: Mapping[str, Growth]) -> Json:
+    """The losses of the model, of the pruned model and of the controls, and how outputs differ."""
     original = outputs_of(plan.source)(plan.inputs)
     report: Json = {
         "inputs": plan.what,
         "whole": {"loss": _mean_loss(plan, original[0])},
     }
-    for name, pruning in (("pruned", growth), ("random", plan.control)):
+    for name, pruning in growths.items():
         found = outputs_of(Grown(plan.source, pruning))(plan.inputs)
         with errors_with_options():
             difference = measure_preservation(
@@ -180,6 +192,13 @@ def _removed_layers(
 
 # --- report ---
 
+# The pruned models of a report, and the descriptions of the controls.
+_ROWS = {
+    "pruned": "",
+    "random": "a control of the same sizes whose units were chosen at random",
+    "frequency": "a control that keeps the experts that most tokens use",
+}
+
 
 def _report_as_text(report: Json, arguments: Json) -> str:
     lines = []
@@ -188,12 +207,13 @@ def _report_as_text(report: Json, arguments: Json) -> str:
         lines += [f"removed {axis}: {', '.join(map(str, gone)) or 'none'}"]
         lines += [f"{arguments['by']} per layer: {scores}"]
     rows = []
-    for name, label in (("whole", "original"), ("pruned", "pruned"), ("random", "random")):
+    labels = {"whole": "original"} | {name: name for name in _ROWS if name in report}
+    for name, label in labels.items():
         row = report[name]
         loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
         difference = (f"{row['kl']:.3g}", f"{row['mean_abs']:.3g}") if "kl" in row else ("", "")
         rows.append((label, loss, *difference))
     head = ("", "loss", "KL from original", "mean |difference|")
     lines += [f"on {report['inputs']}:", align_columns(head, rows, right=(1, 2, 3))]
-    lines += ["random: a control of the same sizes whose units were chosen at random"]
+    lines += [f"{name}: {about}" for name, about in _ROWS.items() if about and name in report]
     return "\n".join(lines)

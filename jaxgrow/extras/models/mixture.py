@@ -119,6 +119,30 @@ class Experts(nn.Module):
             gates = gates / gates.sum(-1, keepdims=True)
         return (gates[..., None] * jax.nn.one_hot(chosen, self.experts, dtype=wide)).sum(-2)
 
+    def contributions(self, x_BTD: jax.Array) -> jax.Array:
+        """Return the gate of each expert times the L2 norm of its output for each token [B, T, E].
+
+        It is 0 for experts that are not chosen. All experts are computed for all tokens.
+        """
+        w = nn.meta.unbox(self.variables["params"])
+
+        def product(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+            return _lora_product(x, w, jnp.matmul) + w.get("bias", 0)
+
+        def norm_BT(w: dict[str, dict[str, jax.Array]]) -> jax.Array:
+            units = self._units(product(x_BTD, w["gate"]), product(x_BTD, w["up"]))
+            return jnp.linalg.norm(product(units, w["down"]), axis=-1)
+
+        norms_EBT = jax.lax.map(norm_BT, {name: w[name] for name in ("gate", "up", "down")})
+        return self.gates(x_BTD) * jnp.moveaxis(norms_EBT, 0, -1)
+
+    @property
+    def _units(self) -> Callable:
+        """The function of the outputs of the kernels ``gate`` and ``up``."""
+        if self.clamp:
+            return partial(_clamped, self.clamp)
+        return partial(_gated_units, self.activation)
+
     @nn.compact
     def __call__(self, x_BTD):
         y_BTD = self._chosen(x_BTD)
@@ -204,10 +228,7 @@ class Experts(nn.Module):
             {name: _kernel_specs(axes[name], w, over) for name, w in kernels.items()},
         )
         routing = _Routing(self.active, self.normed, self.capacity, over)
-        units_of = (
-            partial(_clamped, self.clamp) if self.clamp else partial(_gated_units, self.activation)
-        )
-        mixed = map_devices(partial(_mixed, routing, units_of), lie, (P(units, *tokens), tokens))
+        mixed = map_devices(partial(_mixed, routing, self._units), lie, (P(units, *tokens), tokens))
         y_1ND, counts_1E = mixed(x_ND, probs_NE, kernels)
         # With jnp.sum, devices would exchange the partial sums in float32.
         return counts_1E.sum(0), jax.lax.reduce_sum(y_1ND, (0,))
