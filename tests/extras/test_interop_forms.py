@@ -60,6 +60,11 @@ def test_a_model_with_a_loop_is_written_without_it(tmp_path, architecture, capsy
     write(Loaded(looped, params), Output(tmp_path / "looped", "orbax"))
     tokens = given(config)
     expected = np.asarray(tiny.forward(looped)(params, tokens))
+    data = tmp_path / "ids.npy"
+    np.save(data, tokens)
+    words = [tmp_path / "looped", tmp_path / "e", "--mlp", "8", "--data", data]
+    assert program.main(["prune", *map(str, words)]) == 1
+    assert "first give each pass its own layer with jaxgrow grow" in capsys.readouterr().err
     run("convert", tmp_path / "looped", tmp_path / "c", "--to", "hf")
     capsys.readouterr()
     run("grow", tmp_path / "looped", tmp_path / "d", "--method", "unloop", "--to", "hf")
