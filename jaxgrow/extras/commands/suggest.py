@@ -153,6 +153,8 @@ def suggest_methods(
     found = []
     refused = {}
     for names, parts in _method_sequences(deeper, wider):
+        if "unloop" in names and source.config.loop is None:
+            continue
         try:
             way = _try_methods(source, names, parts)
         except (ValueError, CheckpointError) as error:
