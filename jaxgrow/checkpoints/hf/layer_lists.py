@@ -162,7 +162,9 @@ def consistent_keys(out: Json, like: Json, written: Json, kinds: str) -> Json:
     """
     now = dict(out)
     for mine, given in _synonyms(out, written):
-        now |= dict.fromkeys([mine, *given], written[mine]) if given else {}
+        # An architecture may have two names for a number, and one of them suffices.
+        missing = [] if written.keys() & {*given} else [mine]
+        now |= dict.fromkeys([*missing, *given], written[mine]) if given else {}
     lists = {"layer_types", "no_rope_layers"} & written.keys()
     # Other architectures use these numbers in another way, if at all.
     if lists and any(out.get(k) != like.get(k) for k in (*lists, *SYNONYMS[0])):
