@@ -31,9 +31,9 @@ from jaxgrow.optim.freeze import Freeze
 from train.config.experiment import Experiment
 from train.extras.images.images import Images
 from train.extras.inherit import Inherit
-from train.extras.modifiers import Rewarm
+from train.extras.modifiers import DropTokens, FreezeParts, Rewarm
 from train.plan.methods import Growing, GrowTo, Learned, Method, Scratch, TrainStage, VCycle
-from train.plan.modifiers import DropLayers, DropTokens, FreezeParts
+from train.plan.modifiers import DropLayers
 from train.plan.recipes import deep_vcycle, deepened
 from train.state.optim import Optim
 

@@ -173,9 +173,10 @@ LIBRARY = (
     ("axes", "names of axes"),
 )
 TRAINER_EXTRAS = (
-    "labelled\nimages\nevaluation\naot\nadvice\nmodifiers\ntrackers\n\nand the other\ncommands"
+    "text\ntokenizers\nlabelled\nimages\nevaluation\naot\nadvice\nmodifiers\nbranching\n"
+    "trackers\n\nand the other\ncommands"
 )
-LIBRARY_EXTRAS = "commands\nintegrations\npeft\nhf_peft\nmodels\nfamilies\nplot"
+LIBRARY_EXTRAS = "commands\nintegrations\nother_models\npeft\nhf_peft\nmodels\nfamilies\nplot"
 
 
 def architecture() -> plt.Figure:

@@ -24,7 +24,7 @@ from .growth.maps import AxisMap, dual, preserves_function, swap
 from .growth.matrices import SparseMap
 from .growth.merge import correct, interpolate
 from .growth.moments import grow_optimizer
-from .models import importance, upcycling
+from .models import importance
 from .operators import ligo
 from .optim import completep, freeze, muon
 
@@ -69,5 +69,4 @@ __all__ = [
     "symmetry",
     "testing",
     "unstack_layers",
-    "upcycling",
 ]

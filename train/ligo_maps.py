@@ -16,8 +16,9 @@ from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say, say_notes
 from train.extras import plots
+from train.extras.learned_maps import load_maps
 from train.extras.tokenizers import special
-from train.plan.learning import Maps, load_maps
+from train.plan.learning import Maps
 from train.plan.transforms import differing
 from train.store.workdir import Workdir, load_params
 

@@ -56,7 +56,6 @@ from train.common.output import say
 from train.config.experiment import Experiment, listed_experiments, load_experiment
 from train.config.overrides import all_settings
 from train.run.trainer import run_experiment
-from train.store.origin import parsed_origin
 
 
 def experiment_list(config: str) -> str:
@@ -109,11 +108,8 @@ def main() -> None:
     by_hand = (arguments.coordinator, arguments.processes, arguments.process)
     hosts.JOINING["processes"](*by_hand)
     experiment = hosts.on_all_processes(lambda: load_experiment(arguments.config, arguments.set))
-    start = (
-        hosts.on_all_processes(lambda: parsed_origin(arguments.start)) if arguments.start else None
-    )
     folder = arguments.workdir or Path("runs") / experiment.name
-    run_experiment(experiment, folder, arguments.profile, start=start)
+    run_experiment(experiment, folder, arguments.profile, start=arguments.start)
 
 
 if __name__ == "__main__":

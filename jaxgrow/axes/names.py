@@ -42,7 +42,6 @@ contracts the head dimension of keys later. The value kernel is
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -522,41 +521,6 @@ def path(key_path: KeyPath) -> str:
     return jax.tree_util.keystr(  # pyright: ignore[reportUnknownMemberType]
         key_path, simple=True, separator="/"
     )
-
-
-_BOXES = {"value", "raw_value", "_value", "array"}
-_LEAVES = {"kernel", "bias", "scale", "weight", "embedding", "gamma", "beta", "w", "b"}
-
-
-def unwrapped(paths: Iterable[str]) -> dict[str, str]:
-    """Return the path of each leaf without the levels that only wrap it.
-
-    Boxes of Flax and some checkpoints put each array one or more levels below its name:
-    ``up/kernel/value``. Such a level is the only part below its parent. It is called ``value`` or
-    similarly and is below a usual name of a leaf, such as ``kernel``, or all leaves end with it.
-
-    Args:
-      paths: the paths of all leaves of a tree, in the format of `path`.
-
-    Example:
-      >>> unwrapped(["up/kernel/value", "attn/value/kernel/value"])
-      {'up/kernel/value': 'up/kernel', 'attn/value/kernel/value': 'attn/value/kernel'}
-    """
-    short = {leaf: leaf for leaf in paths}
-    while True:
-        children = Counter(leaf.rpartition("/")[0] for leaf in short.values())
-        last = {leaf.rpartition("/")[2] for leaf in short.values()}
-        everywhere = len(last) == 1 < len(short) and not last & _LEAVES
-
-        def wraps(leaf: str, alone: Counter[str] = children, same: bool = everywhere) -> bool:
-            parent, _, name = leaf.rpartition("/")
-            usual = parent.rpartition("/")[2] in _LEAVES and name in _BOXES
-            return bool(parent) and alone[parent] == 1 and (same or usual)
-
-        found = {leaf: now for leaf, now in short.items() if wraps(now)}
-        if not found:
-            return short
-        short |= {leaf: now.rpartition("/")[0] for leaf, now in found.items()}
 
 
 def by_path(tree: Tree, is_leaf: Callable[[Tree], bool] | None = None) -> dict[str, Tree]:

@@ -9,7 +9,6 @@ from .changed import Cast, Noisy
 from .hf.base import Family
 from .hf.registry import FAMILIES
 from .hf.tensor_layout import TensorLayout
-from .hf.upcycled import Upcycled
 from .io.files import CheckpointError
 from .opening import load, open_checkpoint
 from .source import Grown, Interpolated, Loaded, Source
@@ -27,7 +26,6 @@ __all__ = [
     "Output",
     "Source",
     "TensorLayout",
-    "Upcycled",
     "Written",
     "load",
     "open_checkpoint",

@@ -2,17 +2,15 @@
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from jaxgrow import operators
 from jaxgrow.axes import axis_kind
-from jaxgrow.checkpoints import Cast, CheckpointError, Source, Upcycled, open_checkpoint, write
+from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint, write
 from jaxgrow.checkpoints.changed import Reconfigured
-from jaxgrow.checkpoints.hf.upcycled import Single
-from jaxgrow.checkpoints.rounding import rounding_notes
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.methods import OPTIMIZER_POLICIES
 from jaxgrow.cli.new_sizes import given_sizes, target_sizes
@@ -21,13 +19,17 @@ from jaxgrow.cli.writing import full_record, output_of, report_written, transfor
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models.stack import Loop
 from jaxgrow.operators.tying import EMBEDDING, HEAD, RETIED, untie_head
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
+
+# Methods that need more than a growth: functions that run the command.
+GROWING: Registry[Callable[[argparse.Namespace], None]] = Registry("growing method")
 
 
 def run_grow(a: argparse.Namespace) -> None:
     """Run ``jaxgrow grow``."""
-    if a.method in operators.EXPERTS:
-        return _grow_experts(a)
+    if a.method in GROWING:
+        return GROWING[a.method](a)
     if a.method in RETIED:
         return _retie(a)
     experts = " and ".join(operators.EXPERTS)
@@ -141,47 +143,3 @@ def _retie(a: argparse.Namespace) -> None:
         written = write(made, output_of(a), record)
     notes = [f"{path} changed by {x:.1%} of its norm" for path, x in changes.items() if tie]
     report_written(a, written, record, notes, keeps=not tie)
-
-
-def _grow_experts(a: argparse.Namespace) -> None:
-    """Turn the MLPs of a model into experts."""
-    why = f"PEFT does not support LoRA on the experts that {a.method} creates. First merge the LoRA into SRC with PEFT"
-    refuse_options(a, why, "lora", "lora_only")
-    why = f"not supported for {a.method}, which does not grow an optimizer state"
-    policy = () if a.optimizer == "drop" else ("optimizer",)
-    refuse_options(a, why, *policy, "optimizer_state", "format", "names", "head_dim")
-    refuse_options(a, f"{a.method} does not average layers", "blend")
-    refuse_options(a, "the routers of new experts are random, by --seed", "noise")
-    refuse_options(a, f"{a.method} makes no loop", "loop")
-    source = open_checkpoint(a.src)
-    copies = a.method == "expert_copies"
-    if copies:
-        refuse_options(a, "each token uses as many experts as before", "active")
-    model = source if copies else Single(source)
-    own: int = getattr(source.config, "active", 2) if copies else 2
-    active = own if a.active is None else a.active
-    if a.experts is None:
-        raise UsageError(f"{a.method} requires the number of experts, such as --experts 8")
-    if not 0 < active <= a.experts:
-        default = " (the default)" if a.active is None else ""
-        raise UsageError(
-            f"--active {active}{default}: each token is routed to at least 1 and at most {a.experts} "
-            "experts"
-        )
-    seed = a.seed or 0
-    target = given_sizes(a)
-    sizes = model.sizes()
-    output = output_of(a)
-    arguments = {"method": a.method, "target": target, "active": active, "seed": seed}
-    record = full_record(a, arguments)
-    with errors_with_options():
-        growth = operators.EXPERTS[a.method](sizes, target)
-        wide = source if a.dtype is None else Cast(source, a.dtype, at_least=True)
-        grown = Upcycled(wide, growth, active, seed)
-        written = write(grown, output, record)
-        kept = not copies and active % (sizes["mlp"] // grown.sizes()["mlp"]) == 0
-        rounded = rounding_notes(source, written.model, growth, output) if kept else []
-    notes = [
-        f"each token still uses {active} of the experts, among which may be an expert and its copies"
-    ]
-    report_written(a, written, record, notes * copies, rounded, keeps=kept)

@@ -67,15 +67,19 @@ EXTRAS: dict[str, dict[str, str]] = {
         "report": f"{_COMMANDS}: compare the outputs of two models on the same inputs",
         "completion": f"{_COMMANDS}: print a shell script that completes commands, options and methods",
     },
+    "growing method": dict.fromkeys(
+        ("upcycle", "expert_copies", "virtual_groups"), "jaxgrow.extras.commands.grow_experts"
+    ),
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
     "companion": {
         "lora": "jaxgrow.extras.hf_peft.companion",
         "optimizer": "jaxgrow.extras.integrations.companion",
     },
     "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),
-    "mixture of experts": dict.fromkeys(
-        ("Experts", "expert_rows"), "jaxgrow.extras.models.mixture"
-    ),
+    "mixture of experts": {
+        **dict.fromkeys(("Experts", "expert_rows"), "jaxgrow.extras.models.mixture"),
+        **dict.fromkeys(("add_router_noise", "redraw_units"), "jaxgrow.extras.models.upcycling"),
+    },
     "rotary scaling": dict.fromkeys(
         ("dynamic", "longrope", "yarn"), "jaxgrow.extras.models.rotary"
     ),

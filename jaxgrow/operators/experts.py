@@ -1,9 +1,9 @@
 """Operators that turn an MLP into a mixture of experts, or a mixture into a larger one.
 
 A model without experts is first converted to a mixture with a single expert, which its router must
-always choose (`jaxgrow.models.upcycling.as_mixture`). All operators here therefore grow the axis
+always choose (`as_mixture` of `jaxgrow.extras.models.upcycling`). All operators here therefore grow the axis
 ``experts``. They copy the router's columns with the experts, so the router cannot distinguish the
-copies until noise is added to it. `jaxgrow.models.upcycling.add_router_noise` adds this noise, and
+copies until noise is added to it. `add_router_noise` of the same module adds this noise, and
 all recipes for these operators apply it after the growth.
 """
 
@@ -142,7 +142,7 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
 
     ``target`` is ``{"experts": E, "mlp": F'}``. With the old number F of MLP units, ``G = F / F'``,
     and expert e is a copy of part ``e mod G``. Each group of G consecutive experts contains every
-    part once. `jaxgrow.models.upcycling.add_router_noise` with ``group=G`` keeps the same router
+    part once. `add_router_noise` of `jaxgrow.extras.models.upcycling` with ``group=G`` keeps the same router
     column for the experts of a group. A token with G experts is then routed to all parts of one
     group. If the gates add up to 1, each part has the gate 1 / G. Kernels whose input axis is
     ``mlp`` are multiplied by G, so the function is preserved. (He et al. distribute the factor over
@@ -174,7 +174,7 @@ def virtual_groups(sizes: Sizes, target: Sizes) -> Rules:
         raise ValueError(
             "virtual_groups divides the single expert of a model with the axes experts and mlp, and cannot change other axes. "
             f"This model has {sizes.get('experts', 'no axis')} experts and the axes {', '.join(sizes)}; the target has "
-            f"{', '.join(target)}. Convert a dense model with jaxgrow.models.upcycling.as_mixture first"
+            f"{', '.join(target)}. Convert a dense model with jaxgrow.extras.models.upcycling.as_mixture first"
         )
     groups, odd = divmod(units, max(1, target.get("mlp", units)))
     if odd or not groups or experts % groups:

@@ -14,16 +14,17 @@ from train import pretrain
 from train.common.errors import Diverged, UserError
 from train.config.experiment import experiment_json
 from train.data.text import Data
+from train.extras.branching import Origin, parsed_origin
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.state.mesh import Mesh
 from train.step import inputs
 from train.store.checkpoint import Checkpoints
-from train.store.origin import Origin, parsed_origin
-from train.store.workdir import Workdir, load_params
+from train.store.workdir import load_params
 
 
 def branch(experiment, folder, run, step=None):
-    return pretrain.run_experiment(experiment, folder, start=Origin(Workdir(run).folder, step))
+    start = f"{run}@{step}" if step else str(run)
+    return pretrain.run_experiment(experiment, folder, start=start)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,10 @@ import os, signal, sys
 from train import pretrain
 from train.run import trainer
 from train.store.checkpoint import Checkpoints
-from train.store import origin
+from train.extras import branching
 where = sys.argv.pop(1)
 def die(*given, **named): os.kill(os.getpid(), signal.SIGKILL)
-if where == "log": trainer.copy_log = die
+if where == "log": branching.Origin.copy_log = die
 if where == "recorder": trainer.Recorder = die
 if where == "checkpoint":
     save = Checkpoints.save
@@ -94,11 +95,7 @@ def test_after_a_kill_the_same_command_resumes(tmp_path, whole_run, where):
     died = subprocess.run([sys.executable, "-c", KILLING, where, *given], env=os.environ)
     assert died.returncode == -signal.SIGKILL
     # the newest checkpoint of the source may be another one by now, but the step is recorded
-    start = (
-        parsed_origin(str(whole_run[1]))
-        if where == "checkpoint"
-        else parsed_origin(f"{whole_run[1]}@4")
-    )
+    start = str(whole_run[1]) if where == "checkpoint" else f"{whole_run[1]}@4"
     pretrain.run_experiment(whole_run[0], tmp_path / "new", start=start)
     runs.assert_same_end(tmp_path / "new", whole_run[1])
 
@@ -127,7 +124,7 @@ def test_after_a_divergence_the_advice_works(tmp_path, monkeypatch):
     with pytest.raises(Diverged) as error:
         pretrain.run_experiment(one, tmp_path / "run")
     words = str(error.value).split()
-    start = parsed_origin(words[words.index("--from") + 1].rstrip(","))
+    start = words[words.index("--from") + 1].rstrip(",")
     lower = replace(one, optim=replace(one.optim, peak_lr=1e-3))
     assert pretrain.run_experiment(lower, tmp_path / "new", start=start)["steps"] == 8
     assert experiment_json(lower)["optim"]["peak_lr"] == 1e-3

@@ -22,9 +22,9 @@ from train.common.errors import UserError
 from train.data.batches import training_batches, validation_batches
 from train.data.text import Data, read_tokens
 from train.extras.inherit import Inherit, divergence
-from train.extras.modifiers import ShortContext
+from train.extras.modifiers import DropTokens, ShortContext
 from train.plan.methods import Growing, GrowTo, Learned, Scratch
-from train.plan.modifiers import DropLayers, DropTokens
+from train.plan.modifiers import DropLayers
 from train.state.mesh import Mesh
 from train.state.model import TrainState, shardings
 from train.step.parallel import mapped

@@ -19,10 +19,10 @@ from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.models.mixture import Experts, expert_blocks, expert_rows
+from jaxgrow.extras.models.upcycling import add_router_noise, as_mixture, redraw_units
 from jaxgrow.extras.peft import lora
 from jaxgrow.growth.maps import swap
 from jaxgrow.models import LlamaConfig
-from jaxgrow.models.upcycling import add_router_noise, as_mixture, redraw_units
 from jaxgrow.operators import (
     coalesce,
     hypercloning,

@@ -28,7 +28,7 @@ from transformers_models import (
 from jaxgrow import checkpoints, grow, operators
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.cli import program
-from jaxgrow.models.upcycling import add_router_noise, as_mixture
+from jaxgrow.extras.models.upcycling import add_router_noise, as_mixture
 
 torch = pytest.importorskip("torch", reason="pip install -e '.[interop-test]'")
 transformers = pytest.importorskip("transformers", reason="pip install -e '.[interop-test]'")

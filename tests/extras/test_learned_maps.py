@@ -19,6 +19,7 @@ from jaxgrow.operators import ligo
 from train import ligo_maps
 from train.common.errors import exits_cleanly
 from train.extras import plots
+from train.extras.learned_maps import load_maps
 from train.extras.tokenizers.loading import load_tokenizer, tokenizer_of
 from train.extras.tokenizers.special import special_tokens
 from train.plan import learning
@@ -68,7 +69,7 @@ def called(monkeypatch, *options):
 
 def test_a_file_holds_all_that_growing_needs(saved):
     path, coefficients = saved
-    found = learning.load_maps(path)
+    found = load_maps(path)
     assert (found.small, found.large) == (SMALL, runs.LARGE)
     chex.assert_trees_all_equal(found.coefficients, coefficients)
     assert not list(path.parent.glob("*.part"))

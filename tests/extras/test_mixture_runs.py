@@ -26,8 +26,6 @@ from train.extras.labelled.task import Labelled
 from train.extras.text.mixed_paths import source_names
 from train.extras.text.mixing import training_text
 from train.plan.methods import Continue
-from train.store.origin import Origin
-from train.store.workdir import Workdir
 
 
 def test_names_are_as_short_as_they_can_be():
@@ -114,7 +112,7 @@ def test_a_run_counts_its_sources_alike_if_it_resumes_with_micro_batches(home):
 def test_a_branch_goes_on_in_each_source_also_with_other_weights(home, capsys):
     first = runs.experiment(home, data=mixed_data(home, MIXED), checkpoint_every=4)
     pretrain.run_experiment(first, home / "first")
-    start = Origin(Workdir(home / "first").folder, 4)
+    start = f"{home}/first@4"
     pretrain.run_experiment(first, home / "same", start=start)
     runs.assert_same_end(home / "same", home / "first")
     capsys.readouterr()
@@ -130,7 +128,7 @@ def test_a_branch_goes_on_in_each_source_also_with_other_weights(home, capsys):
     alone = runs.experiment(home, data=mixed_data(home, "low"))
     pretrain.run_experiment(alone, home / "alone")
     longer = replace(alone, data=mixed_data(home, MIXED), steps=12, checkpoint_every=2)
-    start = Origin(Workdir(home / "alone").folder, 8)
+    start = f"{home}/alone@8"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "run_experiment", partial(pretrain.run_experiment, start=start))
         runs.killed(longer, home / "longer", 10)

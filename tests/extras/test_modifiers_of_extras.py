@@ -20,9 +20,9 @@ from jaxgrow.growth.moments import clock
 from jaxgrow.layerdrop import LayerDrop, TokenDrop
 from train import pretrain
 from train.data.windows import next_tokens
-from train.extras.modifiers import DropUnits, Ramp, Rewarm, ShortContext
+from train.extras.modifiers import DropTokens, DropUnits, Ramp, Rewarm, ShortContext
 from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
-from train.plan.modifiers import DropLayers, DropTokens
+from train.plan.modifiers import DropLayers
 from train.plan.training import NOTHING, PhaseStart, Train
 from train.plan.transforms import Grow
 from train.state.mesh import replicated_sharding

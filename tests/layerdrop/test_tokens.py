@@ -23,9 +23,9 @@ from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.data.windows import next_tokens
-from train.plan import modifiers
+from train.extras.modifiers import DropTokens, FreezeParts
 from train.plan.methods import GrowTo, TrainStage
-from train.plan.modifiers import DropLayers, DropTokens, FreezeParts
+from train.plan.modifiers import DropLayers
 from train.plan.training import Train
 from train.state.mesh import Mesh
 from train.state.model import TrainState
@@ -188,7 +188,7 @@ def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
         )
         return positions
 
-    monkeypatch.setattr(modifiers, "sample_tokens", noting)
+    monkeypatch.setattr("train.extras.modifiers.sample_tokens", noting)
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
     model = jax.eval_shape(
         lambda: TrainState(config.init(jax.random.key(0)), optax.EmptyState(), config)

@@ -38,9 +38,10 @@ from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.extras.images.images import Images
 from train.extras.inherit import Inherit, Teacher
+from train.extras.modifiers import DropTokens, FreezeParts
 from train.plan.lifetimes import after
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
-from train.plan.modifiers import DropLayers, DropTokens, FreezeParts
+from train.plan.modifiers import DropLayers
 from train.plan.training import Measure, Modifier, Train
 from train.plan.transforms import Grouping, Transform
 from train.state.optim import Optim, transformation

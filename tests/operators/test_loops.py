@@ -20,7 +20,8 @@ from jaxgrow.models.cache import Past
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import hypercloning, interleave, loop, unloop
 from jaxgrow.optim.freeze import Freeze
-from train.plan.modifiers import DropLayers, FreezeParts
+from train.extras.modifiers import FreezeParts
+from train.plan.modifiers import DropLayers
 from train.plan.training import Train
 from train.state.optim import Optim
 

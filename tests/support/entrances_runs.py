@@ -22,11 +22,13 @@ from jaxgrow.checkpoints import orbax
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
-from train.common.files import read_arrays, write_arrays, write_record
+from train.common.files import write_arrays, write_record
 from train.extras import adapting, timing
+from train.extras import branching as origin
 from train.extras.evaluation import published, tasks
+from train.extras.learned_maps import read_arrays
 from train.extras.tokenizers.loading import load_tokenizer
-from train.store import intact, origin, recorder, trackers, workdir
+from train.store import intact, recorder, trackers, workdir
 from train.store.checkpoint import Checkpoints
 from train.store.workdir import Workdir
 
@@ -110,7 +112,7 @@ def _beside(folder: Path) -> Workdir:
 def _copied(folder: Path) -> None:
     cost: Any = SimpleNamespace(events={"events.a": 3}, bytes=len(LINE))
     record: Any = SimpleNamespace(cost=cost)
-    origin.copy_log(origin.Origin(folder / "run", 1), _beside(folder), record)
+    origin.Origin(folder / "run", 1).copy_log(_beside(folder), record)
 
 
 def _tracked(folder: Path) -> None:
@@ -356,8 +358,8 @@ ROWS: dict[str, Row] = {
         "config.json", "result.json", "scores.json", "evaluated.json"
     ),
     "train/common/files.py::write_arrays": ours(PARTS),
-    "train/common/files.py::read_arrays": attacked("maps.npz"),
-    "train/common/files.py::_check_arrays": attacked("maps.npz"),
+    "train/extras/learned_maps.py::read_arrays": attacked("maps.npz"),
+    "train/extras/learned_maps.py::_check_arrays": attacked("maps.npz"),
     "train/common/files.py::read_own": attacked(
         "config.json", "result.json", "metrics.jsonl", "compare.json"
     ),
@@ -387,7 +389,7 @@ ROWS: dict[str, Row] = {
     "train/store/workdir.py::load_params": attacked("array of a run"),
     "train/store/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
     "train/run/trainer.py::RunSetup._begin": ours(SAVES),
-    "train/store/origin.py::copy_log": attacked("log to copy", "events to copy"),
+    "train/extras/branching.py::Origin.copy_log": attacked("log to copy", "events to copy"),
     "train/store/workdir.py::Workdir.copy_board": attacked("events to copy"),
     "train/store/recorder.py::_opened_log": attacked("log to continue"),
     "train/store/trackers.py::opened_trackers": attacked("trackers.json"),

@@ -10,12 +10,12 @@ from train import pretrain
 from train.common.errors import UserError
 from train.step import inputs
 from train.store.checkpoint import Checkpoints
-from train.store.origin import Origin
 from train.store.workdir import Workdir
 
 
 def branch(experiment, folder, run, step=None):
-    return pretrain.run_experiment(experiment, folder, start=Origin(Workdir(run).folder, step))
+    start = f"{run}@{step}" if step else str(run)
+    return pretrain.run_experiment(experiment, folder, start=start)
 
 
 @pytest.mark.parametrize("step", [2, None])
@@ -47,7 +47,7 @@ def test_a_begun_run_keeps_its_start(tmp_path, whole_run):
     begun = tmp_path / "new"
     branch(whole_run[0], begun, whole_run[1], 4)
     (begun / "result.json").unlink()
-    for wrong in (Origin(whole_run[1], 2), Origin(tmp_path, None)):
+    for wrong in (f"{whole_run[1]}@2", str(tmp_path)):
         with pytest.raises(
             UserError, match=f"has begun with --from {whole_run[1]}@4: give the same"
         ):
@@ -58,7 +58,7 @@ def test_a_begun_run_keeps_its_start(tmp_path, whole_run):
     with pytest.raises(
         UserError, match="is also the folder of the new run: give another --workdir"
     ):
-        pretrain.run_experiment(whole_run[0], begun, start=Origin(begun, 4))
+        pretrain.run_experiment(whole_run[0], begun, start=f"{begun}@4")
     runs.killed(whole_run[0], tmp_path / "plain", 2)
     with pytest.raises(UserError, match="has begun without --from"):
         branch(whole_run[0], tmp_path / "plain", whole_run[1], 4)
@@ -76,6 +76,4 @@ def test_a_checkpoint_that_does_not_exist_or_fit(tmp_path, whole_run):
             branch(experiment, tmp_path / "new", run, step)
     with pytest.raises(UserError, match=r"there is no checkpoint in .*: give the folder of a run"):
         branch(one, tmp_path / "new", tmp_path)
-    pretrain.run_experiment(
-        one, tmp_path / "new", start=Origin(run, 4)
-    )  # the folder is still unused
+    pretrain.run_experiment(one, tmp_path / "new", start=f"{run}@4")  # the folder is still unused

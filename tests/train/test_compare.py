@@ -26,17 +26,11 @@ from synthetic import (
 )
 
 from train import compare
-from train.analysis.runs import (
-    Run,
-    frontier_budget,
-    half_width,
-    mean_curves,
-    p_value,
-    refuse_unlike,
-)
+from train.analysis.runs import Run, frontier_budget, half_width, p_value, refuse_unlike
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.overrides import seed_list
+from train.extras.run_plots import mean_curves
 from train.step import programs
 
 

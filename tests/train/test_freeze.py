@@ -21,8 +21,8 @@ from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train import pretrain
 from train.data.windows import next_tokens
+from train.extras.modifiers import FreezeParts
 from train.plan.methods import GrowTo, TrainStage
-from train.plan.modifiers import FreezeParts
 from train.plan.training import Train
 from train.state.mesh import replicated_sharding
 from train.state.model import loss

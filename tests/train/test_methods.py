@@ -26,7 +26,8 @@ from train.common.errors import UserError
 from train.config import experiment as config
 from train.data.batches import training_batches
 from train.extras.inherit import Inherit
-from train.plan.learning import Learn, load_maps
+from train.extras.learned_maps import load_maps
+from train.plan.learning import Learn
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers

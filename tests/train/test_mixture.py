@@ -15,10 +15,10 @@ from mixtures import MIXED, mixed_data
 from train import pretrain
 from train.common.errors import UserError
 from train.config.experiment import load_experiment
-from train.data.batches import training_batches
-from train.data.mixture import Mixture, as_shares, seed_of
+from train.data.batches import seed_of, training_batches
 from train.data.text import read_corpora, read_tokens
 from train.data.windows import Windows
+from train.extras.text.mixture import Mixture, as_shares
 
 SIZES = (25, 7, 50)  # windows of each source
 

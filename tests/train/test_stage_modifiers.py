@@ -10,9 +10,9 @@ from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import experiment_json
 from train.config.overrides import all_settings, with_overrides, wrong_types
-from train.extras.modifiers import Ramp, Rewarm, ShortContext
+from train.extras.modifiers import FreezeParts, Ramp, Rewarm, ShortContext
 from train.plan.methods import Scratch, TrainStage, VCycle
-from train.plan.modifiers import DropLayers, FreezeParts
+from train.plan.modifiers import DropLayers
 from train.plan.training import MODIFIERS, Modifier
 from train.state.optim import Optim
 

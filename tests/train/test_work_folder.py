@@ -21,7 +21,8 @@ from jaxgrow.untrusted import UntrustedError, using_limits
 from train import pretrain
 from train.common import files
 from train.common.errors import UserError, explained_error
-from train.common.files import read_arrays, write_arrays, write_record
+from train.common.files import write_arrays, write_record
+from train.extras.learned_maps import read_arrays
 from train.store.checkpoint import Checkpoints
 from train.store.recorder import Recorder
 from train.store.trackers import TensorBoard

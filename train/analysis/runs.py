@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from scipy import stats
@@ -151,28 +151,6 @@ def mean_loss(runs: Sequence[Run]) -> float:
 def spent_cost(record: Json, unit: Unit) -> float:
     """The cost of a log line, a phase or a result."""
     return record["seconds"] - record["compile_seconds"] if unit == "run_seconds" else record[unit]
-
-
-class Curve(NamedTuple):
-    """One segment of several runs of a config: means over seeds at their common validations."""
-
-    phase: str
-    cost: np.ndarray  # mean
-    loss: np.ndarray  # mean
-    half: np.ndarray  # half of the 95 % interval of the mean loss; 0 for one seed
-
-
-def mean_curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
-    """Average the `Run.segments` of runs that differ only by their seeds."""
-    found = []
-    for parts in zip(*(run.segments for run in runs), strict=True):
-        at = [{line["step"]: line for line in part} for part in parts]
-        lines = [[seed[step] for seed in at] for step in at[0] if all(step in s for s in at)]
-        losses = [[line["val_loss"] for line in seeds] for seeds in lines]
-        cost = np.array([mean(spent_cost(line, unit) for line in seeds) for seeds in lines])
-        half = np.array([half_width(values) or 0.0 for values in losses])
-        found.append(Curve(parts[0][0]["phase"], cost, np.mean(losses, 1), half))
-    return found
 
 
 def frontier_budget(frontier: Sequence[Run], loss: float, unit: Unit = "flops") -> float | None:

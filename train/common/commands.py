@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -44,11 +43,6 @@ def argument(*names: str, **settings: object) -> tuple[tuple[str, ...], dict[str
     if default not in (None, "", []):
         settings["help"] = f"{settings.get('help')} (default: {default})"
     return names, settings
-
-
-def config_argument(help: str, kind: str = "Experiment"):
-    """Declare the positional argument ``config``, which names a function that returns a ``kind``."""
-    return argument("config", type=partial(config_text, kind=kind), help=help)
 
 
 def set_argument(help: str = "override fields of the config", metavar: str = "a.b=c"):

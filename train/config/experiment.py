@@ -34,7 +34,7 @@ from train.data.dataset import Dataset
 from train.data.text import Data
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import Method, Scratch, TrainStage
-from train.plan.modifiers import DropLayers, DropTokens, less_than_one
+from train.plan.modifiers import DropLayers, less_than_one
 from train.plan.phase import Phase
 from train.plan.training import Train
 from train.state.mesh import How, Mesh
@@ -299,7 +299,11 @@ def check_experiment(experiment: Experiment) -> None:
             padded = data.padded_length is not None and "mask" in getattr(
                 phase.config, "inputs", ()
             )
-            if padded and any(isinstance(m, DropLayers | DropTokens) for m in phase.modifiers):
+            drops = (
+                isinstance(m, DropLayers) or "drop" in m.savings(phase.config)
+                for m in phase.modifiers
+            )
+            if padded and any(drops):
                 raise ValueError(
                     f"{phase.label} drops layers or tokens, which encoders do not support for padded texts: leave out the "
                     f"drop, or use a decoder, such as a GPT-2, instead of a {type(phase.config).__name__}"

@@ -11,8 +11,7 @@ import numpy as np
 from absl import flags
 
 from train.common.errors import UserError
-from train.data.dataset import Batch, Source
-from train.data.mixture import Mixture, endless_samples, seed_of
+from train.data.dataset import Batch, MixedSource, Source
 from train.data.workers import end_with_parent
 
 _AHEAD = 4  # batches that are read ahead
@@ -120,7 +119,7 @@ def _joined_chunks(chunks: Sequence[Batch]) -> Batch:
 
 
 def training_batches(
-    source: Source | Mixture,
+    source: Source | MixedSource,
     batch: int,
     seed: int,
     rows: np.ndarray | None = None,
@@ -148,7 +147,7 @@ def training_batches(
         raise UserError(
             f"the training data has {len(source)} {source.what}, less than one batch of {batch}: lower batch, or give more data"
         )
-    if isinstance(source, Mixture):
+    if isinstance(source, MixedSource):
         usual = [(seed_of(seed, number), 0) for number in range(len(source.parts))]
         samples = source.samples(orders or usual)
     else:
@@ -245,3 +244,17 @@ def _fixed(source: Source, i: int) -> Batch:
 
 def _stack(samples: list[Batch]) -> Batch:
     return jax.tree.map(lambda *rows: np.stack(rows), *samples)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed for the order of a source of a mixture; the first source has the seed of the run."""
+    if number == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def endless_samples(source: Any, seed: int) -> grain.MapDataset:
+    """The samples of a source, shuffled again each epoch."""
+    return (
+        grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
+    )

@@ -5,6 +5,7 @@ sample is ``(inputs, targets)``: the model's input, and the expected output.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
@@ -19,7 +20,7 @@ from jaxgrow.typed import Json
 from train.common.errors import UserError
 
 if TYPE_CHECKING:  # its import takes seconds
-    from train.data.mixture import Mixture
+    import grain
 
 Batch: TypeAlias = tuple[Tree, Tree]  # (inputs, targets), pytrees with a leading axis
 
@@ -40,6 +41,41 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def sample(self, i: int, rng: np.random.Generator) -> Batch: ...
+
+
+class MixedSource(ABC):
+    """Samples of several sources. The order and the epochs of a source do not depend on the others.
+
+    Attributes:
+      parts: the sources, by name.
+    """
+
+    parts: Mapping[str, Source]
+
+    @property
+    def what(self) -> str:
+        return next(iter(self.parts.values())).what
+
+    @property
+    def workers(self) -> int:
+        return max(part.workers for part in self.parts.values())
+
+    def __len__(self) -> int:
+        """The number of different samples."""
+        return sum(map(len, self.parts.values()))
+
+    @abstractmethod
+    def counts(self, samples: int) -> list[int]:
+        """How many of the first ``samples`` samples are from each source."""
+
+    @abstractmethod
+    def samples(self, orders: Sequence[tuple[int, int]]) -> "grain.MapDataset":
+        """An endless dataset of all sources.
+
+        Args:
+          orders: of each source, the random seed of its order, and how many samples of this order
+            are skipped.
+        """
 
 
 # The datasets, by name. A config file can also have its own class.
@@ -66,7 +102,7 @@ class Dataset(ABC):
         return None
 
     @abstractmethod
-    def sources(self, model: Config) -> "tuple[Source | Mixture, dict[str, Source]]":
+    def sources(self, model: Config) -> "tuple[Source | MixedSource, dict[str, Source]]":
         """The training samples for ``model``, and the validation samples of each set by its name.
 
         The name of a validation set is empty if there is only one.

@@ -27,8 +27,7 @@ from train.common.fields import GIVEN
 from train.common.files import read_record, write_record
 from train.data.cache import PROGRESS, cache_folder, cached_folder, make_again
 from train.data.corpus import Corpus, stdlib_corpus
-from train.data.dataset import DATASETS, Batch, Dataset, Source, more_held_out
-from train.data.mixture import Mixture
+from train.data.dataset import DATASETS, Batch, Dataset, MixedSource, Source, more_held_out
 from train.data.splitting import exact_fraction
 from train.data.tokenise import begins_of, token_dtype, tokenise_corpus
 from train.data.tokenizers import ENDS, TOKENIZERS, Tokenizer, named_tokenizer
@@ -135,7 +134,7 @@ class Data(Dataset):
         if self.source == "tfds" and self.name is None:
             raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
 
-    def sources(self, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
+    def sources(self, model: Config) -> tuple[Source | MixedSource, dict[str, Source]]:
         self.check_modality(model)
         return text_sources(self, model)
 
@@ -382,6 +381,10 @@ class SeveralTexts(Protocol):
         """As `read_corpora`."""
         ...
 
+    def mixture(self, parts: Mapping[str, Source], shares: Sequence[Fraction]) -> MixedSource:
+        """Mix the samples of sources, by their shares, which sum to 1."""
+        ...
+
 
 SEVERAL_TEXTS: Registry[SeveralTexts] = Registry("several texts", "train.extras")
 
@@ -450,7 +453,7 @@ def _document_report(begins: Mapping[str, np.ndarray], tokens: Mapping[str, int]
     )
 
 
-def text_sources(data: Data, model: Config) -> tuple[Source | Mixture, dict[str, Source]]:
+def text_sources(data: Data, model: Config) -> tuple[Source | MixedSource, dict[str, Source]]:
     """The training samples of ``model``, and the samples of each validation set by its name.
 
     Raises:
@@ -474,7 +477,7 @@ def text_sources(data: Data, model: Config) -> tuple[Source | Mixture, dict[str,
         raise UserError(
             f"the training text of {empty[0]} in data.path is {what}: give more text, or leave it out"
         )
-    return Mixture(train, text.shares), valid
+    return SEVERAL_TEXTS["files"].mixture(train, text.shares), valid
 
 
 def _windows(data: Data, model: Config) -> Callable[[np.ndarray, np.ndarray], Source]:

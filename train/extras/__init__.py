@@ -25,6 +25,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "tokens": "train.extras.text.token_files",
         "tfds": "train.extras.text.tfds",
     },
+    "origin": {"run": "train.extras.branching"},
     "several texts": {"files": "train.extras.text.mixing"},
     "tokenizers": {"files": "train.extras.tokenizers.loading"},
     "dataset": {
@@ -32,7 +33,9 @@ EXTRAS: dict[str, dict[str, str]] = {
         "Labelled": "train.extras.labelled.task",
     },
     "method": {"FineTune": "train.extras.fine_tune", "Inherit": "train.extras.inherit"},
-    "modifier": dict.fromkeys(("rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"),
+    "modifier": dict.fromkeys(
+        ("tokens", "freeze", "rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"
+    ),
     "command": dict.fromkeys(_COMMANDS, "train.extras.arguments"),
     "joining": {"processes": "train.extras.joining"},
     "model card": {"transformers": "train.extras.model_card"},

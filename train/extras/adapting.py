@@ -20,7 +20,8 @@ from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.models import Adapter, Config, from_json
 from jaxgrow.optim import muon
 from train.common.errors import UserError
-from train.common.files import read_arrays, write_arrays
+from train.common.files import write_arrays
+from train.extras.learned_maps import read_arrays
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import differing

@@ -6,18 +6,12 @@ Nothing here imports JAX, because help and wrong arguments do not wait for it.
 import math
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from jaxgrow.cli.methods import EXPERTS, METHODS
 from train.arguments import COMMANDS, CONFIG, MORE, fraction_of, seeds_argument
-from train.common.commands import (
-    Arguments,
-    argument,
-    config_argument,
-    config_text,
-    set_argument,
-    workdir_argument,
-)
+from train.common.commands import Arguments, argument, config_text, set_argument, workdir_argument
 from train.common.errors import UserError
 from train.config.overrides import number_list, seed_list
 from train.extras.aot.machines import CHIPS, parsed_machine
@@ -137,6 +131,11 @@ def _new_file(text: str) -> Path:
     if Path(text).exists():
         raise UserError(f"{text} exists already; give another --out")
     return Path(text)
+
+
+def config_argument(help: str, kind: str = "Experiment"):
+    """Declare the positional argument ``config``, which names a function that returns a ``kind``."""
+    return argument("config", type=partial(config_text, kind=kind), help=help)
 
 
 MORE.add(

@@ -13,10 +13,10 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter, Config
 from jaxgrow.optim.freeze import Freeze
 from train.extras.adapting import Adapt
-from train.extras.modifiers import DropUnits
+from train.extras.modifiers import DropUnits, FreezeParts
 from train.plan.lifetimes import Plan
 from train.plan.methods import LARGE, METHODS, Method
-from train.plan.modifiers import DropLayers, FreezeParts, train_phases
+from train.plan.modifiers import DropLayers, train_phases
 from train.plan.phase import Context, Models, Phase
 from train.plan.training import Modifier, Train, keep_trained
 from train.plan.transforms import Apply, LoadCheckpoint

@@ -1,4 +1,4 @@
-"""Further changes of the steps of a phase: a second warm-up, ramps, short contexts and dropout."""
+"""Further changes of the steps: fewer tokens, frozen parts, warm-ups, ramps, contexts, dropout."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,11 +10,21 @@ import numpy as np
 
 from jaxgrow.axes import Tree
 from jaxgrow.growth.moments import clock
-from jaxgrow.layerdrop import KeepMask
+from jaxgrow.layerdrop import KeepMask, TokenDrop, sample_tokens
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Config
-from train.plan.modifiers import DropLayers, DropTokens, FreezeParts
-from train.plan.training import NOTHING, Micro, Modifier, ModifierInput, PhaseStart, Train
+from jaxgrow.models.stack import KeptTokens
+from jaxgrow.optim.freeze import Freeze, hold_frozen
+from train.plan.modifiers import DropLayers, hold_parts
+from train.plan.training import (
+    NOTHING,
+    Micro,
+    Modifier,
+    ModifierInput,
+    PhaseStart,
+    SavedFlops,
+    Train,
+)
 from train.state.model import TrainState
 from train.state.optim import Optim, learning_rate
 
@@ -152,6 +162,56 @@ class ShortContext(Modifier, key="windows"):
             )
         if any(isinstance(m, DropTokens) for m in phase.modifiers):
             raise ValueError("token dropping is not supported together with a short context")
+
+
+@dataclass(frozen=True)
+class DropTokens(Modifier, key="tokens"):
+    """Some tokens skip the middle layers."""
+
+    drop: TokenDrop
+
+    def check(self, phase: Train) -> None:
+        self.drop.middle(phase.config.depth)
+
+    def savings(self, config: Config) -> SavedFlops:
+        return {"drop": self.drop}
+
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
+        positions = sample_tokens(self.drop, micro.key, micro.rows, config.length)
+        return {"kept_tokens": KeptTokens(positions, *self.drop.middle(config.depth))}
+
+
+@dataclass(frozen=True)
+class FreezeParts(Modifier, key="freeze"):
+    """Parts of the model are frozen. No backward pass runs below the first trainable layer."""
+
+    freeze: Freeze
+
+    def check(self, phase: Train) -> None:
+        if phase.config.loop is not None:
+            raise ValueError(
+                f"freeze is not supported for a model with {phase.config.loop}: leave out freeze or loop"
+            )
+        self.freeze.mask(phase.config.depth)
+
+    def savings(self, config: Config) -> SavedFlops:
+        bottom = self.freeze.bottom(config.axes(), config.sizes())
+        return {"frozen": bottom} if bottom else {}
+
+    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
+        return self.savings(config)
+
+    def gradients(self, grads: Tree, model: TrainState, given: Tree) -> Tree:
+        # Frozen parameters must not count in the norm that limits the gradients of the others.
+        zeros = jax.tree.map(jnp.zeros_like, grads)
+        freeze = self.freeze
+        layers = freeze.mask(model.config.depth)
+        return hold_frozen(
+            zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below
+        )
+
+    def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
+        return hold_parts(before, after, self.freeze.mask(before.config.depth), self.freeze)
 
 
 # These modifiers also change the keep mask, or the samples that it belongs to.

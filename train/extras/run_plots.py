@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -23,7 +23,7 @@ from matplotlib.ticker import (
 from jaxgrow.tables import short_count
 from jaxgrow.typed import Json
 from train.analysis.comparing import FIGURES
-from train.analysis.runs import Run, Unit, half_width, mean_cost, mean_curves, mean_loss, spent_cost
+from train.analysis.runs import Run, Unit, half_width, mean_cost, mean_loss, spent_cost
 from train.analysis.savings import Comparison
 from train.common.errors import UserError
 
@@ -319,3 +319,25 @@ def finish_axes(
 
 
 FIGURES.add("plots", draw_comparison)
+
+
+class Curve(NamedTuple):
+    """One segment of several runs of a config: means over seeds at their common validations."""
+
+    phase: str
+    cost: np.ndarray  # mean
+    loss: np.ndarray  # mean
+    half: np.ndarray  # half of the 95 % interval of the mean loss; 0 for one seed
+
+
+def mean_curves(runs: Sequence[Run], unit: Unit) -> list[Curve]:
+    """Average the `Run.segments` of runs that differ only by their seeds."""
+    found = []
+    for parts in zip(*(run.segments for run in runs), strict=True):
+        at = [{line["step"]: line for line in part} for part in parts]
+        lines = [[seed[step] for seed in at] for step in at[0] if all(step in s for s in at)]
+        losses = [[line["val_loss"] for line in seeds] for seeds in lines]
+        cost = np.array([mean(spent_cost(line, unit) for line in seeds) for seeds in lines])
+        half = np.array([half_width(values) or 0.0 for values in losses])
+        found.append(Curve(parts[0][0]["phase"], cost, np.mean(losses, 1), half))
+    return found

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import optax
 
-from jaxgrow import flops, grow, sizes, typed
+from jaxgrow import flops, grow, sizes
 from jaxgrow.axes import Axes, Params, Tree
-from jaxgrow.models import Config, from_json
+from jaxgrow.models import Config
 from jaxgrow.operators import ligo
 from jaxgrow.operators.ligo import LiGO
-from train.common.files import read_arrays, write_arrays
+from train.common.files import write_arrays
 from train.plan.phase import Context, Models
 from train.plan.training import Train
 from train.plan.transforms import differing
@@ -139,28 +139,3 @@ def save_maps(path: Path, maps: Maps) -> None:
     for name, ms in maps.coefficients["width"].items():
         arrays |= {f"width:{name}:{kind}": m for kind, m in ms.items()}
     write_arrays(path, about, arrays)
-
-
-def load_maps(path: Path) -> Maps:
-    """Read the maps that `save_maps` wrote.
-
-    Raises:
-      UserError: the file is missing, damaged, or has other content.
-    """
-
-    def parsed(about: typed.Json, arrays: dict[str, np.ndarray]) -> Maps:
-        coefficients: dict[str, Tree] = {"depth": {}, "width": {}}
-        for name, m in arrays.items():
-            kind, which, *role = name.split(":")
-            if kind == "depth":
-                coefficients["depth"][which] = m
-            else:
-                coefficients["width"].setdefault(which, {})[role[0]] = m
-        return Maps(
-            from_json(about["small"]),
-            from_json(about["large"]),
-            typed.build_dataclass(LiGO, about["ligo"]),
-            coefficients,
-        )
-
-    return read_arrays(path, parsed, "maps", "a run that learns them writes maps.npz")

@@ -1,4 +1,4 @@
-"""Which changes of the training steps are there? Layers or tokens are dropped, or parts are frozen.
+"""How are layers dropped from training steps? Further changes are in `train.extras.modifiers`.
 
 The keep masks of layer dropping are arguments of the step, and the host knows them before the step
 starts.
@@ -20,19 +20,16 @@ from jaxgrow.axes import Tree
 from jaxgrow.layerdrop import (
     KeepMask,
     LayerDrop,
-    TokenDrop,
     block_list,
     keep_masks,
     output_divisors,
     padded,
     program_counts,
     program_odds,
-    sample_tokens,
     schedule,
 )
 from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
-from jaxgrow.models.stack import KeptTokens
 from jaxgrow.optim.freeze import Freeze, hold_frozen
 from jaxgrow.typed import Json
 from train.plan.phase import Phase
@@ -42,7 +39,6 @@ from train.plan.training import (
     Modifier,
     ModifierInput,
     PhaseStart,
-    SavedFlops,
     Train,
 )
 from train.state.model import TrainState
@@ -245,7 +241,7 @@ class DropLayers(Modifier, key="drop"):
     def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
         if given is None or self.drop.dropped != "freeze":
             return after
-        return _held(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
+        return hold_parts(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
 
 
 LOOKED_AT = 100  # number of evenly spaced steps that estimate the mean of a phase
@@ -305,57 +301,7 @@ def _ran(keep_mask: KeepMask, depths: tuple[int, ...]) -> jax.Array:
     return run.reshape(-1, sum(depths)).any(0)
 
 
-@dataclass(frozen=True)
-class DropTokens(Modifier, key="tokens"):
-    """Some tokens skip the middle layers."""
-
-    drop: TokenDrop
-
-    def check(self, phase: Train) -> None:
-        self.drop.middle(phase.config.depth)
-
-    def savings(self, config: Config) -> SavedFlops:
-        return {"drop": self.drop}
-
-    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
-        positions = sample_tokens(self.drop, micro.key, micro.rows, config.length)
-        return {"kept_tokens": KeptTokens(positions, *self.drop.middle(config.depth))}
-
-
-@dataclass(frozen=True)
-class FreezeParts(Modifier, key="freeze"):
-    """Parts of the model are frozen. No backward pass runs below the first trainable layer."""
-
-    freeze: Freeze
-
-    def check(self, phase: Train) -> None:
-        if phase.config.loop is not None:
-            raise ValueError(
-                f"freeze is not supported for a model with {phase.config.loop}: leave out freeze or loop"
-            )
-        self.freeze.mask(phase.config.depth)
-
-    def savings(self, config: Config) -> SavedFlops:
-        bottom = self.freeze.bottom(config.axes(), config.sizes())
-        return {"frozen": bottom} if bottom else {}
-
-    def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
-        return self.savings(config)
-
-    def gradients(self, grads: Tree, model: TrainState, given: Tree) -> Tree:
-        # Frozen parameters must not count in the norm that limits the gradients of the others.
-        zeros = jax.tree.map(jnp.zeros_like, grads)
-        freeze = self.freeze
-        layers = freeze.mask(model.config.depth)
-        return hold_frozen(
-            zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below
-        )
-
-    def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
-        return _held(before, after, self.freeze.mask(before.config.depth), self.freeze)
-
-
-def _held(
+def hold_parts(
     before: TrainState, after: TrainState, layers: jax.Array | np.ndarray, freeze: Freeze
 ) -> TrainState:
     """Restore frozen parameters and their optimizer state after an update.

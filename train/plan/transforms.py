@@ -18,7 +18,7 @@ from jaxgrow.growth.merge import correct, interpolate
 from jaxgrow.growth.moments import Policy, grow_optimizer
 from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
 from jaxgrow.models import Config
-from jaxgrow.models.upcycling import add_router_noise, redraw_units
+from jaxgrow.models.llama import MIXTURES
 from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
 from jaxgrow.operators.tying import RETIED
 from jaxgrow.typed import Json, did_you_mean
@@ -332,7 +332,7 @@ class Grow(Transform, reads=("source",), writes="target"):
     # "spectral", new matrices have the spectral scale.
     fresh: bool | Literal["spectral"] = False
     # Fraction of the units of each expert that is initialised again
-    # (`jaxgrow.models.upcycling.redraw_units`).
+    # (`jaxgrow.extras.models.upcycling.redraw_units`).
     redrawn: float = 0.0
     # Config whose sizes set the scale of fresh entries, as in `train.state.optim.Optim`.
     base: Config | None = None
@@ -417,10 +417,14 @@ class Grow(Transform, reads=("source",), writes="target"):
         before, after = (c.sizes().get("experts", 1) for c in (self.small, self.large))
         if after > before:
             axes = config.axes()
-            params = add_router_noise(
+            params = MIXTURES["add_router_noise"](
                 params, axes, self.seed, group=max(1, self.small.mlp // self.large.mlp)
             )
-            params = redraw_units(params, axes, self.redrawn, self.seed) if self.redrawn else params
+            params = (
+                MIXTURES["redraw_units"](params, axes, self.redrawn, self.seed)
+                if self.redrawn
+                else params
+            )
         return TrainState(params, opt, self.config)
 
 

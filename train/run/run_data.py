@@ -9,10 +9,10 @@ from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data import batches
-from train.data.mixture import Mixture
+from train.data.dataset import MixedSource
 from train.plan.training import Train
 from train.state.mesh import batch_devices, put, rows
-from train.store.origin import Origin, source_record
+from train.store.origin import RunOrigin
 from train.store.seen import order_of
 from train.store.workdir import Workdir
 
@@ -25,7 +25,7 @@ class RunData:
     """
 
     def __init__(
-        self, experiment: Experiment, mesh: Mesh, workdir: Workdir, origin: Origin | None = None
+        self, experiment: Experiment, mesh: Mesh, workdir: Workdir, origin: RunOrigin | None = None
     ):
         e = experiment
         self.batch = e.batch
@@ -34,7 +34,7 @@ class RunData:
         about = e.data.identity(e.model)
         before = None
         if origin is not None and not workdir.begun:  # later, the other run may be gone
-            before = (origin.folder, source_record(origin))
+            before = (origin.folder, origin.record())
         self.order, self.continued = order_of(e, workdir, about, training, before)
         order = self.order
         orders = [(part.seed, part.first) for part in order.parts.values()]
@@ -83,7 +83,7 @@ class RunData:
 
     def epochs(self, taken: int) -> dict[str, float]:
         """How often each source of a mixture is read after ``taken`` samples; empty without one."""
-        if not isinstance(self.source, Mixture):
+        if not isinstance(self.source, MixedSource):
             return {}
         firsts = (part.first for part in self.order.parts.values())
         parts = zip(self.source.parts.items(), firsts, self.source.counts(taken), strict=True)
@@ -91,7 +91,7 @@ class RunData:
 
     def last_drawn(self, length: int) -> dict[str, int]:
         """The tokens of each source of a mixture in the last batch, of samples of this length."""
-        if not isinstance(self.source, Mixture):
+        if not isinstance(self.source, MixedSource):
             return {}
         counts = map(self.source.counts, (self.taken - self.batch, self.taken))
         return {

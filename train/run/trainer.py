@@ -51,7 +51,7 @@ from train.step.inputs import StepPlan, step_plans
 from train.step.step import evaluated
 from train.store.checkpoint import Checkpoints
 from train.store.intact import newest_step
-from train.store.origin import Origin, chosen_origin, copy_log, restored_origin
+from train.store.origin import ORIGINS, RunOrigin
 from train.store.recorder import Recorder
 from train.store.trackers import opened_trackers
 from train.store.workdir import Workdir, imported_model
@@ -62,7 +62,7 @@ def run_experiment(
     folder: str | Path,
     profile: int = 0,
     keep: Collection[int] = (),
-    start: Origin | None = None,
+    start: str | None = None,
 ) -> Json:
     """Run the plan of ``experiment`` in ``folder``, or continue it from the last checkpoint.
 
@@ -71,7 +71,7 @@ def run_experiment(
       folder: folder of the run.
       profile: number of steps to trace (`train.step.xla.Profile`).
       keep: steps of the run whose checkpoints are saved and not deleted.
-      start: checkpoint of another run that this run starts from.
+      start: checkpoint of another run that this run starts from, as ``RUN`` or ``RUN@STEP``.
 
     Returns:
       The result, which is then also in ``result.json`` of the folder.
@@ -89,7 +89,7 @@ def run_experiment(
         with Stop() as stop, workdir.alone():
             sources = _claimed(experiment, workdir)
             if not on_process_zero(lambda: workdir.finished):
-                origin = on_all_processes(lambda: chosen_origin(start, workdir))
+                origin = on_all_processes(lambda: ORIGINS["run"](start, workdir))
                 setup = set_up_run(experiment, workdir, sources, origin)
                 return _run_plan(setup, stop, profile, keep)
     _claimed(experiment, workdir)
@@ -169,7 +169,7 @@ def _sources(experiment: Experiment, workdir: Workdir) -> dict[str, str]:
 
 
 def set_up_run(
-    asked: Experiment, workdir: Workdir, sources: Mapping[str, str], origin: Origin | None
+    asked: Experiment, workdir: Workdir, sources: Mapping[str, str], origin: RunOrigin | None
 ) -> "RunSetup":
     """Choose the automatic settings, connect the devices, and check the data of a run."""
     xla.keep_programs()
@@ -201,7 +201,7 @@ class RunSetup:
     mesh: Mesh
     data: RunData
     sources: Mapping[str, str]
-    origin: Origin | None
+    origin: RunOrigin | None
 
     @contextmanager
     def opened(self, stop: Stop, profile: int, keep: Collection[int]) -> Iterator["Trainer"]:
@@ -235,7 +235,7 @@ class RunSetup:
         models, record, starts = self._restored(checkpoints)
         if not starts:
             workdir.same_data(record.corpus or data.identity, data.identity)
-        about = origin and origin.as_json()
+        about = None if origin is None else origin.as_json()
         order = data.order.as_json() if data.order.goes_on else None
         changes = on_process_zero(
             lambda: workdir.begin(
@@ -246,7 +246,7 @@ class RunSetup:
             _print_note(line)
         on_process_zero(lambda: workdir.keep_inputs(self.experiment.data, self.experiment.model))
         if starts and origin is not None:
-            on_process_zero(lambda: copy_log(origin, workdir, record))
+            on_process_zero(lambda: origin.copy_log(workdir, record))
             record = replace(record, configs=configs_of(models), head=data.head)
             checkpoints.save(record.cost.steps, models, data.training, record)
         for line in data.report:
@@ -287,8 +287,8 @@ class RunSetup:
         if origin is None:
             return {}, RunRecord(), False
         models, record, lines = on_all_processes(
-            lambda: restored_origin(
-                origin, self.experiment, data.training, data.identity, self.mesh, data.order
+            lambda: origin.restore(
+                self.experiment, data.training, data.identity, self.mesh, data.order
             )
         )
         for line in lines:

@@ -12,8 +12,8 @@ from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.config.experiment import Experiment
-from train.data.dataset import Source
-from train.data.mixture import Mixture, seed_of
+from train.data.batches import seed_of
+from train.data.dataset import MixedSource, Source
 from train.data.text import Data
 from train.data.tokenizers import TOKENIZERS
 from train.plan.record import RunRecord
@@ -49,7 +49,7 @@ class Order:
                 del part["parts"]
         return content
 
-    def until(self, last: int, training: Source | Mixture) -> Json:
+    def until(self, last: int, training: Source | MixedSource) -> Json:
         """The order, with the number of samples that were read up to the end of the run.
 
         Args:
@@ -57,7 +57,7 @@ class Order:
           training: training samples.
         """
         content: Json = self.as_json() | {"last": last}
-        if isinstance(training, Mixture):
+        if isinstance(training, MixedSource):
             counts = training.counts(last)
             for part, count in zip(content["parts"].values(), counts, strict=True):
                 part["last"] = part["first"] + count
@@ -70,10 +70,10 @@ def _order_from_json(content: Json) -> Order:
     return Order(content["seed"], content["first"], content["samples"], parts)
 
 
-def _usual(seed: int, identity: Json, training: Source | Mixture) -> Order:
+def _usual(seed: int, identity: Json, training: Source | MixedSource) -> Order:
     """The order of a run that does not continue another run."""
     parts = {}
-    if isinstance(training, Mixture):
+    if isinstance(training, MixedSource):
         for i, (name, part) in enumerate(training.parts.items()):
             parts[identity["mixture"][name]["train"]] = Order(seed_of(seed, i), 0, len(part))
     return Order(seed, 0, len(training), parts)
@@ -83,7 +83,7 @@ def order_of(
     experiment: Experiment,
     workdir: Workdir,
     identity: Json,
-    training: Source | Mixture,
+    training: Source | MixedSource,
     origin: tuple[Path, RunRecord] | None = None,
 ) -> tuple[Order, list[str]]:
     """Return the order of the samples of a run, and log lines about the sources of this order.

@@ -1,4 +1,4 @@
-"""How does ``config.json`` describe the rotary embeddings and the attention windows of layers?
+"""How does ``config.json`` describe the rotary embeddings?
 
 Settings of rotary embeddings are at the top level (``rope_theta``), in ``rope_scaling``, or, since
 transformers 5, in ``rope_parameters``, which may have an entry for each type of layers. If a file
@@ -9,7 +9,7 @@ has several of them, they have the same priority as in `transformers`. It is an 
 import math
 
 from jaxgrow.checkpoints.io.files import spelt
-from jaxgrow.models.llama import LlamaConfig, repeated_kinds
+from jaxgrow.models.llama import LlamaConfig
 from jaxgrow.typed import Json
 
 TYPES = {"full_attention": "f", "sliding_attention": "s"}
@@ -223,58 +223,3 @@ def _written_scaling(config: LlamaConfig) -> Json | None:
     if config.rope_scale != usual:
         out["attention_factor"] = config.rope_scale
     return out
-
-
-# --- windows ---
-
-
-def read_windows(hf_config: Json, kinds: str, positions: int, window: int | None = 4096) -> Json:
-    """Return the kinds of the layers, and the size of their windows.
-
-    Args:
-      hf_config: the content of ``config.json``.
-      kinds: the default for ``layer_types``, as `LlamaConfig.kinds`. It is repeated.
-      positions: the default for ``max_position_embeddings``.
-      window: the default for ``sliding_window``.
-
-    Raises:
-      ValueError: a type of layers is not supported.
-    """
-    window = hf_config.get("sliding_window", window)
-    types = hf_config.get("layer_types")
-    if types is not None:
-        unknown = [kind for kind in types if kind not in TYPES]
-        if unknown:
-            raise ValueError(f"layer_types has {spelt(unknown[0])}, not one of {', '.join(TYPES)}")
-        kinds = "".join(TYPES[kind] for kind in types)
-    layers = hf_config["num_hidden_layers"]
-    kinds = "".join(kinds[i % len(kinds)] for i in range(layers))
-    # A window as long as the longest sequence has no effect. It is removed only if all layers have
-    # windows, because layers with windows may have another rotary base than the others.
-    if window is None or (
-        window >= (hf_config.get("max_position_embeddings") or positions) and set(kinds) == {"s"}
-    ):
-        kinds = kinds.replace("s", "f")
-    return {"kinds": repeated_kinds(kinds)} | ({"window": window} if "s" in kinds else {})
-
-
-def read_one_window(hf_config: Json, positions: int, window: int | None = 4096) -> Json:
-    """Return the kind and the window of a model whose layers are all of the same kind.
-
-    `transformers` does not read ``layer_types`` for such a model.
-    """
-    return read_windows({**hf_config, "layer_types": None}, "s", positions, window)
-
-
-def written_kinds(config: LlamaConfig) -> Json:
-    """Return the types of the layers, and the size of their windows."""
-    types = {letter: name for name, letter in TYPES.items()}
-    window = {"sliding_window": config.window} if "s" in config.layer_kinds else {}
-    return {"layer_types": [types.get(kind, "nope") for kind in config.layer_kinds]} | window
-
-
-def written_one_window(config: LlamaConfig) -> Json:
-    """Return heads, rotary embeddings, and the window that all layers share."""
-    return written_rope(config) | {
-        "sliding_window": config.window if "s" in config.layer_kinds else None
-    }

@@ -12,7 +12,8 @@ import numpy as np
 from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.io.files import inside
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.untrusted import UntrustedError, chosen_file, file_limits, run_limited
+from jaxgrow.extras.limited_process import run_limited
+from jaxgrow.untrusted import UntrustedError, chosen_file, file_limits
 
 #: Inputs of a model: tokens, images, or a dict of them.
 Inputs: TypeAlias = Any

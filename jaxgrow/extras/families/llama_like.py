@@ -40,18 +40,15 @@ from jaxgrow.checkpoints.hf.families.llama import (
     written_biased,
 )
 from jaxgrow.checkpoints.hf.registry import register_families
-from jaxgrow.checkpoints.hf.rope import (
-    read_heads,
-    read_layered_rope,
+from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope, read_rope, written_rope
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
+from jaxgrow.checkpoints.io.files import spelt
+from jaxgrow.extras.families.windows import (
     read_one_window,
-    read_rope,
     read_windows,
     written_kinds,
     written_one_window,
-    written_rope,
 )
-from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
-from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig, repeated_kinds
 from jaxgrow.typed import Json
 

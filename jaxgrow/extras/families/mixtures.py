@@ -22,15 +22,15 @@ from jaxgrow.checkpoints.hf.families.llama import (
     written_biased,
 )
 from jaxgrow.checkpoints.hf.registry import register_families
-from jaxgrow.checkpoints.hf.rope import (
+from jaxgrow.checkpoints.hf.rope import written_rope
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
+from jaxgrow.checkpoints.io.files import spelt
+from jaxgrow.extras.families.windows import (
     read_one_window,
     read_windows,
     written_kinds,
     written_one_window,
-    written_rope,
 )
-from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
-from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig
 from jaxgrow.typed import Json
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxgrow.checkpoints.io.files import CheckpointError, read_json, spelt
+from jaxgrow.extras.limited_process import run_limited
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import CheckedPath, file_limits, run_limited
+from jaxgrow.untrusted import CheckedPath, file_limits
 
 # These keys describe the training or the origin of an adapter. They do not change its function.
 WITHOUT_EFFECT = (

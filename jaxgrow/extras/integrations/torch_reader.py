@@ -15,14 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed
-from jaxgrow.untrusted import (
-    CheckedPath,
-    checked_path,
-    checked_tree,
-    file_limits,
-    one_line,
-    run_limited,
-)
+from jaxgrow.extras.limited_process import run_limited
+from jaxgrow.untrusted import CheckedPath, checked_path, checked_tree, file_limits, one_line
 
 # An object of PyTorch, which may not be installed.
 Torch: TypeAlias = Any

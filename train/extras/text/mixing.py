@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxgrow.typed import Json
 from train.common.errors import UserError
-from train.data.mixture import as_shares
 from train.data.splitting import exact_fraction
 from train.data.text import (
     SEVERAL_TEXTS,
@@ -25,6 +24,7 @@ from train.data.tokenise import corpus_pieces
 from train.extras.text.corpora import training_files
 from train.extras.text.formats import TEXT
 from train.extras.text.mixed_paths import named_paths, source_names, weighted_paths
+from train.extras.text.mixture import Mixture, as_shares
 from train.extras.text.token_files import token_formats
 
 
@@ -33,6 +33,8 @@ class MixedTexts:
 
     weighted_paths = staticmethod(weighted_paths)
     named_paths = staticmethod(named_paths)
+
+    mixture = staticmethod(Mixture)
 
     def parts(self, data: Data) -> dict[str, Data]:
         return mixed_data(data)

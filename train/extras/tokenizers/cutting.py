@@ -50,7 +50,7 @@ class TextEncoder:
 
 
 def cut_document(document: Iterable[str], encoder: Callable[[], TextEncoder]) -> Iterator[str]:
-    """Cut a document into pieces of about `train.extras.text.corpus.PIECE` characters.
+    """Cut a document into pieces of about `train.data.corpus.PIECE` characters.
 
     Args:
       document: the text in parts, whose edges are arbitrary.

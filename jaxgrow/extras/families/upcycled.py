@@ -13,14 +13,14 @@ from jaxgrow.checkpoints.source import (
     leaves_by_path,
     tree_from_paths,
 )
+from jaxgrow.extras.models.upcycling import add_router_noise
 from jaxgrow.growth.maps import Growth
-from jaxgrow.models.upcycling import add_router_noise
 
 ROUTER = "blocks/mlp/router/kernel"
 
 
 class Single(Source):
-    """A dense model as a mixture of one expert, as from `jaxgrow.models.upcycling.as_mixture`.
+    """A dense model as a mixture of one expert, as `as_mixture` returns it.
 
     Args:
       source: the dense model.
@@ -59,7 +59,7 @@ class Single(Source):
 class Upcycled(Grown):
     """A mixture that is made from a dense model or from a smaller mixture, with noise in its routers.
 
-    The noise comes from `jaxgrow.models.upcycling.add_router_noise`.
+    The noise comes from `jaxgrow.extras.models.upcycling.add_router_noise`.
 
     Args:
       source: the dense model, or the smaller mixture.

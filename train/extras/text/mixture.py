@@ -19,20 +19,15 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
 import grain
-import numpy as np
+
+from train.data.batches import endless_samples
+from train.data.dataset import MixedSource
 
 
 def as_shares(weights: Sequence[float]) -> list[Fraction]:
     """The weights divided by their sum, as exact fractions: ``0.7`` is 7/10."""
     exact = [Fraction(str(weight)) for weight in weights]
     return [weight / sum(exact) for weight in exact]
-
-
-def seed_of(seed: int, number: int) -> int:
-    """The seed for the order of a source of a mixture; the first source has the seed of the run."""
-    if number == 0:
-        return seed
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
 class _Split(NamedTuple):
@@ -52,7 +47,7 @@ def _part(count: int, ratio: Fraction) -> int:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(MixedSource):
     """Samples of several sources.
 
     Attributes:
@@ -63,20 +58,7 @@ class Mixture:
     parts: Mapping[str, Any]
     shares: Sequence[Fraction]
 
-    @property
-    def what(self) -> str:
-        return next(iter(self.parts.values())).what
-
-    @property
-    def workers(self) -> int:
-        return max(part.workers for part in self.parts.values())
-
-    def __len__(self) -> int:
-        """The number of different samples."""
-        return sum(map(len, self.parts.values()))
-
     def counts(self, samples: int) -> list[int]:
-        """How many of the first ``samples`` samples are from each source."""
         found = [0] * len(self.shares)
         left = [(self._tree, samples)]
         while left:
@@ -113,24 +95,11 @@ class Mixture:
         return found[0][2]
 
     def samples(self, orders: Sequence[tuple[int, int]]) -> grain.MapDataset:
-        """An endless dataset of all sources.
-
-        Args:
-          orders: of each source, the random seed of its order, and how many samples of this order
-            are skipped.
-        """
         parts = [
             endless_samples(part, seed)[first:]
             for part, (seed, first) in zip(self.parts.values(), orders, strict=True)
         ]
         return _Mixed(parts, self.place)
-
-
-def endless_samples(source: Any, seed: int) -> grain.MapDataset:
-    """The samples of a source, shuffled again each epoch."""
-    return (
-        grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat().random_map(source.sample)
-    )
 
 
 class _Mixed(grain.MapDataset):

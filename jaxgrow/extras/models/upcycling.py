@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxgrow.axes.names import Axes, Names, Params, axis_of, is_names, path, reads_axis
 from jaxgrow.models.config import Config
+from jaxgrow.models.llama import MIXTURES
 
 C = TypeVar("C", bound=Config)
 _EXPERTS = "experts"
@@ -157,3 +158,7 @@ def redraw_units(params: Params, axes: Axes, part: float = 0.5, seed: int = 0) -
 
 def _leaf_key(key: jax.Array, key_path: tuple) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(path(key_path).encode()))
+
+
+MIXTURES.add("add_router_noise", add_router_noise)
+MIXTURES.add("redraw_units", redraw_units)
