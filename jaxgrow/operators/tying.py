@@ -42,6 +42,10 @@ def untie(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     Raises:
       ValueError: ``target`` is not empty.
 
+    Example:
+      >>> untie({"embed": 4, "vocab": 9}, {})
+      {}
+
     References:
       Jordan et al., `modded-nanogpt <https://github.com/KellerJordan/modded-nanogpt>`_, 2025
     """
@@ -62,6 +66,10 @@ def tie(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
 
     Raises:
       ValueError: ``target`` is not empty.
+
+    Example:
+      >>> tie({"embed": 4, "vocab": 9}, {})
+      {}
     """
     return _no_maps("tie", target)
 
@@ -75,7 +83,11 @@ def untie_head(tree: Tree) -> Tree:
     Args:
       tree: parameters, or a tree that contains trees of the same structure.
 
+    Returns:
+      The tree with a head in each dict of parameters.
+
     Example:
+      >>> import numpy as np
       >>> untie_head({"token_embedding": np.array([[1, 2]])})["head_kernel"].tolist()
       [[1], [2]]
     """
@@ -88,7 +100,11 @@ def tie_head(tree: Tree) -> Tree:
     Args:
       tree: parameters, gradients or an optimizer state, as for `untie_head`.
 
+    Returns:
+      The tree without a head in each dict of parameters.
+
     Example:
+      >>> import numpy as np
       >>> tie_head(untie_head({"token_embedding": np.array([[1.0, 2.0]])}))
       {'token_embedding': array([[1., 2.]])}
     """
