@@ -81,7 +81,7 @@ def expert_copies(sizes: Sizes, target: Sizes, utility: ArrayLike | None = None)
 
     The function is preserved if each token uses one expert with the gate 1. Otherwise it changes: a
     copy ties with its expert, so a token that uses two experts uses an expert and its copy. Noise in
-    the router (`jaxgrow.models.upcycling.add_router_noise`) then divides the tokens among copies.
+    the router (`jaxgrow.extras.models.upcycling.add_router_noise`) then divides the tokens among copies.
 
     Args:
       {arguments}
