@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from cases import cases
 
 from jaxgrow import grow, grow_optimizer
 from jaxgrow.extras.preservation import output_rms
@@ -42,10 +43,10 @@ CONFIGS = {
 TOKENS = tiny.tokens()
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=cases(CONFIGS, core=("llama",)))
 def case(request):
     """Return ``(looped config, parameters, growth, unlooped config, parameters)``."""
-    config = replace(CONFIGS[request.param], loop=LOOP)
+    config = replace(request.param, loop=LOOP)
     params = tiny.params(config, dtype="float32")
     growth = unloop(config.sizes(), {}, config.traits["passes"])
     return config, params, growth, config.resized(growth), grow(growth, params, config.axes())

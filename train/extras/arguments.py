@@ -146,7 +146,7 @@ MORE.add(
                 "--seconds",
                 type=float,
                 metavar="S",
-                help="seconds of training on this machine, in place of the steps of each config",
+                help="seconds of training on this machine (default: the steps of each config)",
             ),
             argument(
                 "--evaluate",

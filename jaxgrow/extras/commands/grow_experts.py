@@ -26,7 +26,6 @@ def grow_to_experts(a: argparse.Namespace) -> None:
     copies = a.method == "expert_copies"
     if copies:
         refuse_options(a, "each token uses as many experts as before", "active")
-    model = source if copies else Single(source)
     own: int = getattr(source.config, "active", 2) if copies else 2
     active = own if a.active is None else a.active
     if a.experts is None:
@@ -37,6 +36,7 @@ def grow_to_experts(a: argparse.Namespace) -> None:
             f"--active {active}{default}: each token is routed to at least 1 and at most {a.experts} "
             "experts"
         )
+    model = source if copies else Single(source)
     seed = a.seed or 0
     target = given_sizes(a)
     sizes = model.sizes()
