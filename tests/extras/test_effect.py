@@ -12,7 +12,7 @@ import runs
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.layerdrop.schedules import schedule
-from jaxgrow.models import Adapter, Config, ViTConfig
+from jaxgrow.models import Adapter, Config, Loop, ViTConfig
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.typed import allowed_values, field_types
 from train.common.errors import UserError
@@ -125,6 +125,7 @@ def test_each_field_of_a_model(family, choice):
     base = Config.families[family](**TINY | SIZES[family] | choice)
     values = {
         "adapter": Adapter(size=2),
+        "loop": Loop(0, 1),
         "kinds": "n" if choice.get("kinds") != "n" else "f",
         "masked": 0.5,
         "rope_factor": 2.0,

@@ -32,10 +32,12 @@ REGISTRIES = {
     "model family": "jaxgrow.models.config:Config.families",
     "modifier": "train.plan.training:MODIFIERS",
     "origin": "train.store.origin:ORIGINS",
+    "report section": "train.analysis.savings:SECTIONS",
     "rotary scaling": "jaxgrow.models.llama:SCALINGS",
     "settings report": "train.config.experiment:SETTINGS_REPORTS",
     "several texts": "train.data.text:SEVERAL_TEXTS",
     "text part": "jaxgrow.checkpoints.hf.registry:TEXT_PARTS",
+    "timing": "train.config.experiment:TIMINGS",
     "tokenizers": "train.data.tokenizers:TOKENIZERS",
     "tracker": "train.store.trackers:TRACKERS",
 }
