@@ -107,16 +107,20 @@ def depths(capsys, folder, out):
         yield name, about, content(out / name)
 
 
+SLOW = pytest.mark.slow
+WINDOW, NO_WINDOW = {"use_sliding_window": True}, {"use_sliding_window": False}
+
+
 @pytest.mark.extra
 @pytest.mark.parametrize(
     ("architecture", "key", "value", "more"),
     [
         ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
-        ("Gemma3ForCausalLM", "sliding_window_pattern", 4, {}),
-        ("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}),
-        ("Qwen2ForCausalLM", "max_window_layers", 5, {"use_sliding_window": True}),
-        ("Qwen3ForCausalLM", "max_window_layers", 2, {"use_sliding_window": True}),
-        ("Qwen2ForCausalLM", "max_window_layers", 8, {"use_sliding_window": False}),
+        pytest.param("Gemma3ForCausalLM", "sliding_window_pattern", 4, {}, marks=SLOW),
+        pytest.param("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}, marks=SLOW),
+        ("Qwen2ForCausalLM", "max_window_layers", 5, WINDOW),
+        pytest.param("Qwen3ForCausalLM", "max_window_layers", 2, WINDOW, marks=SLOW),
+        pytest.param("Qwen2ForCausalLM", "max_window_layers", 8, NO_WINDOW, marks=SLOW),
     ],
 )
 def test_a_redundant_number_is_right_or_absent_after_a_change_of_depth(

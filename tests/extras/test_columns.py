@@ -210,6 +210,7 @@ def test_settings_without_effect_are_refused():
         Data("tokens", "a", bos=False)
 
 
+@pytest.mark.slow
 def test_a_row_group_need_not_fit_into_memory(tmp_path):
     """A writer may put a complete file into one row group. By default, readers load it at once."""
     count = 100_000
