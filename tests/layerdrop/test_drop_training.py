@@ -426,7 +426,8 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
         "text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache")
     )
     small = GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
-    batches = probe_batches(Windows(data.read_tokens(text).valid, 32), 32, 2, 32, 8)
+    valid = {"valid": Windows(data.read_tokens(text).valid, 32)}
+    batches = probe_batches(valid, 32, 2, 32, 8)
     found = []
     for seed in range(4):
         e = runs.experiment(
