@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -153,6 +154,15 @@ def home(tmp_path_factory):
     checkpoint(folder / "gpt2", FAMILIES["gpt2"])
     cola(folder / "cola")
     return folder
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Return a function that makes the gradients of some steps not finite, `runs.poison`."""
+    import runs  # import after the four devices are set
+
+    with runs.compiling("step"):
+        yield partial(runs.poison, monkeypatch)
 
 
 @pytest.fixture

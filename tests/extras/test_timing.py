@@ -77,7 +77,7 @@ def test_the_measurement_is_kept(tmp_path, speeds, monkeypatch):
         timing.timed_steps(timed(tmp_path, batch=16), tmp_path / "run")
 
 
-@pytest.mark.parametrize("seconds", [[0.0], [-1.0], "ab", None])
+@pytest.mark.parametrize("seconds", [[0.0], [-1.0], [1e-300], [0.1] * 5, "ab", None])
 def test_a_damaged_measurement_is_refused(tmp_path, speeds, seconds):
     timing.timed_steps(timed(tmp_path), tmp_path)
     path = tmp_path / "tiny-seconds.json"

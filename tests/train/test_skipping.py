@@ -1,7 +1,5 @@
 """With ``on_nan=skip``, a step whose loss or gradients are not finite leaves the model as it was."""
 
-from functools import partial
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -14,12 +12,6 @@ from train.step import inputs, programs, step
 from train.store.workdir import Workdir, load_params
 
 BAD = (3, 4, 6)  # steps whose gradients are not finite
-
-
-@pytest.fixture
-def poisoned(monkeypatch):
-    with runs.compiling("step"):
-        yield partial(runs.poison, monkeypatch)
 
 
 def experiment(folder, **changes):

@@ -147,12 +147,12 @@ class Comparison:
             names = [f"{name}{suffix}" for name in SAVED.values() for suffix in suffixes]
             return dict.fromkeys(["below_frontier", "cheaper_than_frontier", *names])
         row: Row = {}
+        row["below_frontier"] = [r.loss < min(b.loss for b in budgets[r.seed]) for r, _ in pairs]
         row["cheaper_than_frontier"] = [
             r.cost("flops") < min(b.cost("flops") for b in budgets[r.seed]) for r, _ in pairs
         ]
         for (unit, name), given in itertools.product(SAVED.items(), (False, True)):
             equal = [frontier_budget(budgets[r.seed], r.loss, unit) for r, _ in pairs]
-            row["below_frontier"] = [budget == math.inf for budget in equal]
             saved = []
             for budget, (r, b) in zip(equal, pairs, strict=True):
                 own = r.cost(unit) - given * r.source(unit)

@@ -64,8 +64,10 @@ class StepTimes:
     seconds: tuple[float, ...]
 
     def __post_init__(self):
-        if not all(x > 0 for x in self.seconds):
-            raise ValueError(f"the seconds of a step must be positive, but are {self.seconds}")
+        if not all(1e-9 < x < 1e9 for x in self.seconds):
+            raise ValueError(
+                f"the seconds of a step must be between 1e-9 and 1e9, but are {self.seconds}"
+            )
 
 
 def timed_steps(experiment: Experiment, folder: Path) -> Experiment:
@@ -82,7 +84,8 @@ def timed_steps(experiment: Experiment, folder: Path) -> Experiment:
     _refuse_fixed_steps(experiment)
     path = folder / f"{experiment.name}-seconds.json"
     about = experiment_json(with_overrides(_sized(experiment, [STEPS]), ["name=any", "seed=0"]))
-    seconds = on_process_zero(lambda: _kept_seconds(path, about))
+    stages = max(1, len(_stage_fractions(experiment)))
+    seconds = on_process_zero(lambda: _kept_seconds(path, about, stages))
     if seconds is None:
         first = _rehearsed(experiment, STEPS)
         count = round(PART * max(_stage_steps(experiment, first)))
@@ -139,7 +142,7 @@ def _stage_steps(experiment: Experiment, seconds: Sequence[float]) -> list[int]:
     return [max(1, round(budget * f / t)) for f, t in zip(fractions, seconds, strict=True)]
 
 
-def _kept_seconds(path: Path, about: Json) -> tuple[float, ...] | None:
+def _kept_seconds(path: Path, about: Json, stages: int) -> tuple[float, ...] | None:
     """Read the seconds of the steps; None if they are not known yet."""
     if not os.path.lexists(path):
         return None
@@ -147,6 +150,10 @@ def _kept_seconds(path: Path, about: Json) -> tuple[float, ...] | None:
     content = read_record(path, way_out)
     try:
         kept = build_dataclass(StepTimes, content)
+        if len(kept.seconds) != stages:
+            raise ValueError(
+                f"it has the seconds of {len(kept.seconds)} stages instead of {stages}"
+            )
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {way_out}") from error
     there = {name: kept.experiment.get(name) for name in about}

@@ -66,8 +66,8 @@ def growth_records(phases: Sequence[Account]) -> list[Json]:
     """Describe each growth of a run: its losses, and the time that it took.
 
     A growth consists of the phases between two trainings, the second of which has more parameters.
-    An imported model counts as trained. Growths of runs that an older version began, which did not
-    record losses, are left out. One program grows the model and places it on the devices, so the
+    An imported model counts as trained. A growth without a validation before and after it is left
+    out. One program grows the model and places it on the devices, so the
     seconds of growing contain those of resharding.
 
     Returns:
