@@ -332,7 +332,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "times of steps": Subject(
         _timed,
-        lambda folder: timing._kept_seconds(folder / "a-seconds.json", {"batch": 8}),
+        lambda folder: timing._kept_seconds(folder / "a-seconds.json", {"batch": 8}, 1),
         harmless=LINKED | {"missing": "the steps are then measured"},
     ),
     "array of a run": Subject(
