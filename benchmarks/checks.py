@@ -107,21 +107,25 @@ def unchecked() -> Iterator[None]:
     def opened(path: Path, buffering: int = -1, **options: Any) -> Any:
         return open(path, "rb", buffering)
 
-    instead = {"checked": proved, "chosen_file": proved, "open_regular": opened}
-    before = [
-        (module, name, getattr(module, name))
+    instead: dict[Callable[..., Any], Callable[..., Any]] = {
+        untrusted.checked_path: proved,
+        untrusted.chosen_file: proved,
+        untrusted.open_regular: opened,
+    }
+    used = [
+        (module, check)
         for module in [*sys.modules.values()]
-        for name in instead
+        for check in instead
         if getattr(module, "__name__", "").startswith("jaxgrow")
-        and getattr(module, name, None) is getattr(untrusted, name)
+        and getattr(module, check.__name__, None) is check
     ]
-    for module, name, _ in before:
-        setattr(module, name, instead[name])
+    for module, check in used:
+        setattr(module, check.__name__, instead[check])
     try:
         yield
     finally:
-        for module, name, function in before:
-            setattr(module, name, function)
+        for module, check in used:
+            setattr(module, check.__name__, check)
 
 
 def without(folder: Path) -> float:

@@ -105,12 +105,12 @@ def checked_path(folder: Path, name: str, *, deep: bool = False, new: bool = Fal
     path = folder / name
     try:
         home = Path(os.path.realpath(folder))
-        is_link = os.path.islink(path)
-        if not new and not is_link and not os.path.lexists(path):
+        mode = _mode_of(path)
+        if mode is None and not new:
             raise UntrustedError(f"{path} is missing")
-        # Resolving all folders again is not necessary for a single name that is not a link.
-        simple = len(parts) == 1 and not is_link
-        real = home / name if simple else path.resolve(strict=not new)
+        if len(parts) == 1 and not stat.S_ISLNK(mode or 0):
+            return _proved(home / name, path)  # resolving all folders again would take too long
+        real = path.resolve(strict=not new)
     except UnicodeError as error:
         raise UntrustedError(f"{folder}: {name!r} is not the name of a file") from error
     except (OSError, RuntimeError) as error:
@@ -187,6 +187,14 @@ def _check_link(path: Path, root: Path) -> None:
         )
     if not real.is_file() and not real.is_dir():
         raise UntrustedError(f"{path} is not a regular file")
+
+
+def _mode_of(path: Path) -> int | None:
+    """The mode of a path itself, also if it is a link; None if it is missing."""
+    try:
+        return os.lstat(path).st_mode
+    except (OSError, ValueError):
+        return None
 
 
 def _lies_in(real: Path, home: Path) -> bool:

@@ -157,7 +157,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     where = _indexed(folder)
     found: dict[str, Tensor] = {}
     # `inside` refuses the name of a file elsewhere, also if there is no such file.
-    for file in sorted(set(where.values()) - {*absent_files(folder)}):
+    for file in sorted({*where.values()} - _absent(folder, where)):
         for name, tensor in read_header(inside(folder, file)).items():
             if where.get(name) == file:
                 found[name] = tensor
@@ -184,8 +184,12 @@ def _indexed(folder: Path) -> dict[str, str]:
 
 def absent_files(folder: Path) -> list[str]:
     """Return the names of files in the folder that the index names, but that are missing."""
-    named = {name for name in _indexed(folder).values() if name == Path(name).name}
-    return sorted(name for name in named if not os.path.lexists(folder / name))
+    return sorted(_absent(folder, _indexed(folder)))
+
+
+def _absent(folder: Path, where: Mapping[str, str]) -> set[str]:
+    named = (name for name in {*where.values()} if name == Path(name).name)
+    return {name for name in named if not os.path.lexists(folder / name)}
 
 
 def unread_files(folder: Path) -> list[str]:
