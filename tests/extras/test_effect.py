@@ -1,8 +1,11 @@
 """Every setting has an effect, or is an error: no choice ignores a setting silently."""
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import cache, partial
+from types import GenericAlias
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +13,44 @@ import numpy as np
 import pytest
 import runs
 
-from jaxgrow.layerdrop import LayerDrop, Sensitivity
+from jaxgrow.extras.peft.lora import LoRA, init_lora, merge_lora
+from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop, Variance
 from jaxgrow.layerdrop.schedules import schedule
-from jaxgrow.models import Adapter, Config, Loop, ViTConfig
+from jaxgrow.models import Adapter, BERTConfig, Config, Loop, ViTConfig
 from jaxgrow.operators.ligo import LiGO
+from jaxgrow.optim.freeze import Freeze
 from jaxgrow.typed import allowed_values, field_types
 from train.common.errors import UserError
 from train.config.effect import declared_conditions, refuse_unused
 from train.config.experiment import Experiment, experiment_json, load_experiment
 from train.config.resuming import class_of
+from train.data.dataset import DATASETS
 from train.data.text import Data
+from train.data.windows import next_tokens
+from train.extras.fine_tune import Best, FineTune
 from train.extras.images.augment import Augment
 from train.extras.images.images import Images
 from train.extras.inherit import Inherit
 from train.extras.labelled.task import Labelled
+from train.extras.modifiers import (
+    DropTokens,
+    DropUnits,
+    FreezeParts,
+    Ramp,
+    Rewarm,
+    ShortContext,
+)
+from train.plan.lifetimes import Plan
+from train.plan.methods import METHODS as METHODS_BY_NAME
 from train.plan.methods import Continue, Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
+from train.plan.modifiers import DropLayers
+from train.plan.training import MODIFIERS, Modifier, PhaseStart, Train
 from train.plan.transforms import Grouping, Pruning
 from train.state.mesh import Mesh
+from train.state.model import TrainState
 from train.state.optim import Optim, learning_rate, transformation
+from train.step.inputs import step_plans
+from train.step.step import train_step
 
 TINY = dict(layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 VIT = ViTConfig(**TINY, image=8, patch=4, channels=1, classes=10)
@@ -38,7 +61,11 @@ def other(node: Any, name: str) -> Any:
     old, hint = getattr(node, name), field_types(type(node))[name]
     if isinstance(old, bool):
         return not old
-    literals = [x for x in allowed_values(hint) if not isinstance(x, type) and x != old]
+    if isinstance(old, tuple) and old and isinstance(old[0], int):
+        return tuple(2 * x for x in old)
+    literals = [
+        x for x in allowed_values(hint) if not isinstance(x, type | GenericAlias) and x != old
+    ]
     if literals and not isinstance(old, int | float):
         return literals[0]
     if isinstance(old, int | float):
@@ -59,8 +86,17 @@ def unused(node: Any, **more: Any) -> bool:
     return False
 
 
-def effects(base: Any, observe: Any, values: dict[str, Any], skip: set[str] = frozenset()) -> None:
-    """Check that each field of ``base`` has an effect that ``observe`` sees, or is refused."""
+def effects(
+    base: Any,
+    observe: Any,
+    values: dict[str, Any],
+    skip: set[str] = frozenset(),
+    otherwise: Any = str,
+) -> None:
+    """Check that each field of ``base`` has an effect that ``observe`` sees, or is refused.
+
+    What ``observe`` does not see, the slower ``otherwise`` must see.
+    """
     before = observe(base)
     ignored = []
     for f in dataclasses.fields(base):
@@ -71,7 +107,9 @@ def effects(base: Any, observe: Any, values: dict[str, Any], skip: set[str] = fr
             after = observe(changed)
         except (ValueError, UserError):
             continue
-        if str(after) == str(before):
+        if str(after) == str(before) and (
+            otherwise is str or otherwise(changed) == otherwise(base)
+        ):
             ignored.append(f.name)
     assert ignored == []
 
@@ -89,6 +127,9 @@ SIZES: dict[str, Any] = {
     "ModernBERTConfig": _LLAMA | {"window": 2},
     "ViTConfig": _PATCHES,
     "CaiTConfig": _PATCHES,
+    "SwinConfig": _PATCHES
+    | {"layers": (2, 2), "embed": (8, 16), "heads": (2, 4), "mlp": (16, 32), "image": 16}
+    | {"patch": 2, "window": 4, "position_mlp": 4},
 }
 # Each family, and another choice with which some of its fields have an effect.
 CHOICES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in SIZES]
@@ -133,7 +174,8 @@ def test_each_field_of_a_model(family, choice):
         "rope_context": 640,
         "rope_short": (5.0,) * 8,
         "rope_long": (5.0,) * 8,
-        "window": 3,
+        "window": 3 if family != "SwinConfig" else 2,
+        "trained_windows": (2, 2),
         "local_theta": 100.0,
     }
     # The fields that say how the model is executed, the losses of experts, which are not in the
@@ -296,6 +338,11 @@ def test_each_field_of_a_method(method):
     effects(method, planned, values, skip={"modifiers"})
 
 
+def test_each_field_of_a_grouping():
+    values = {"layers": None, "heads": None, "mlp": "far"}
+    effects(Grouping(), lambda g: planned(VCycle(groupings=(g,))), values)
+
+
 @pytest.mark.parametrize("stage", STAGES, ids=str)
 def test_each_field_of_a_stage(stage):
     values = {"schedule": "linear", "warmup": 3, "floor": 0.5, "lr": 2.0}
@@ -406,3 +453,202 @@ def test_each_condition_names_fields_that_exist():
         for field, alternatives in declared_conditions(kind).items():
             names = {name for needs in alternatives for name in needs if name[0] != "/"}
             assert {field, *names} <= fields, (kind, field)
+
+
+# --- modifiers, layer dropping, adapters ---
+
+DEEP = replace(runs.MODEL, layers=4)
+
+
+@cache
+def initial_state(model: Config) -> TrainState:
+    tx, params = transformation(Optim(), model.axes()), model.init(jax.random.key(0))
+    return TrainState(params, tx.init(params), model, jnp.arange(1.0, 1 + model.depth))
+
+
+def phases_of(modifier: Modifier) -> Plan:
+    method, optim = Scratch(modifiers=(modifier,)), Optim(warmup=0)
+    experiment = runs_with(model=DEEP, steps=12, method=method, optim=optim)
+    if unused(experiment, plan=experiment.plan):
+        raise ValueError("refused")
+    return experiment.plan
+
+
+def plans_of(modifier: Modifier) -> str:
+    """Return the phases of a training, and the inputs and costs of its steps."""
+    out = []
+    for phase in phases_of(modifier):
+        out.append(replace(phase, modifiers=()) if isinstance(phase, Train) else phase)
+        if isinstance(phase, Train):
+            at = step_plans(phase, initial_state(DEEP), PhaseStart({}, 0, 8, 2, 0))
+            out += [
+                phase.flops(64),
+                *(str(at(step, step)) for step in range(phase.begin, phase.end)),
+            ]
+    return str(out)
+
+
+def programs_of(modifier: Modifier) -> str:
+    """Return the program of the last step of a training."""
+    phase, state = phases_of(modifier)[-1], initial_state(DEEP)
+    assert isinstance(phase, Train)
+    plan = step_plans(phase, state, PhaseStart({}, 0, 8, 2, 0))(11, 11)
+    step = train_step(transformation(Optim(), DEEP.axes()), 2, (modifier.program(),))
+    batch = next_tokens(np.zeros((8, phase.length + 1), np.int32))
+    return str(jax.make_jaxpr(step)(state, batch, plan.inputs))
+
+
+def modified(base: Any, modifier: Any, values: dict[str, Any]) -> None:
+    """Check the fields of a modifier, or of its settings ``base``."""
+    plans, programs = (partial(lambda f, x: f(modifier(x)), f) for f in (plans_of, programs_of))
+    effects(base, plans, values, otherwise=programs)
+
+
+DROPS = [
+    LayerDrop(),
+    LayerDrop(sensitivity=Sensitivity(after=0.2, every=0.3)),
+    LayerDrop(execution="gather", programs=2),
+    LayerDrop(time="variance", variance=Variance(0.5, 2.0)),
+]
+
+
+@pytest.mark.parametrize("drop", DROPS, ids=range(4))
+def test_each_field_of_a_layer_drop_reaches_the_steps(drop):
+    values = {
+        "sensitivity": Sensitivity(beta=0.5),
+        "recovery": 0.25,
+        "variance": Variance(0.4, 3.0),
+    }
+    modified(drop, DropLayers, values | {"programs": 3})
+
+
+def test_each_field_of_a_sensitivity():
+    base = Sensitivity(after=0.2, every=0.3, share=0.5)
+    values = {"after": 0.5, "every": 0.1, "share": 1.0, "block": (1,), "allow": (3,)}
+    modified(base, lambda s: DropLayers(LayerDrop(sensitivity=s)), values)
+
+
+def test_each_field_of_a_variance():
+    modified(Variance(0.5, 2.0), lambda v: DropLayers(LayerDrop(time="variance", variance=v)), {})
+
+
+MODIFIED = [
+    Rewarm(steps=3),
+    Ramp((2, 4, 6, 8)),
+    ShortContext(2),
+    DropTokens(TokenDrop(0.25)),
+    FreezeParts(Freeze((0,))),
+    DropUnits(0.5),
+    DropLayers(LayerDrop()),
+]
+
+
+@pytest.mark.parametrize("modifier", MODIFIED, ids=lambda m: m.key)
+def test_each_field_of_a_modifier(modifier):
+    values = {"steps": 5, "parts": 4, "drop": TokenDrop(0.5), "freeze": Freeze((0, 1))}
+    if isinstance(modifier, Ramp):
+        values |= {"steps": (1, 1, 1, 1)}
+    if isinstance(modifier, DropLayers):
+        values |= {"drop": LayerDrop(theta=0.25)}
+    modified(modifier, lambda changed: changed, values)
+
+
+def test_each_field_of_a_token_drop():
+    values = {"rate": 0.5, "first": 2, "last": 2}
+    modified(TokenDrop(0.25), DropTokens, values)
+
+
+def test_each_field_of_a_freeze():
+    values = {"layers": (0, 1), "paths": ("head*",)}
+    modified(Freeze((0,)), FreezeParts, values)
+
+
+def test_each_field_of_an_adapter_and_a_loop():
+    def adapted(adapter: Adapter) -> str:
+        return computed(replace(runs.MODEL, adapter=adapter))
+
+    effects(Adapter(size=2), adapted, {"at": ("mlp",)})
+    effects(Loop(0, 1, 2), lambda loop: computed(replace(DEEP, loop=loop)), {"last": 2, "times": 3})
+
+
+def test_each_field_of_a_fine_tuning():
+    def tuned(method: FineTune) -> str:
+        if unused(method):
+            raise ValueError("refused")
+        return str(method.plan(replace(runs.MODEL, adapter=method.adapter), Optim(), 8))
+
+    values = {"source": "y", "length": 4, "dropout": 0.5, "drop": LayerDrop(), "best": Best()}
+    values |= {"freeze": Freeze((0,)), "lora": LoRA(), "adapter": Adapter(2), "saved": "y.npz"}
+    effects(FineTune("x"), tuned, values)
+    effects(FineTune("x", lora=LoRA()), tuned, values | {"lora": LoRA(4)})
+    best = Best(evaluations=2)
+    effects(best, lambda b: tuned(FineTune("x", best=b)), {"by": "val_loss", "patience": 3})
+
+
+def test_each_field_of_a_lora():
+    params, axes, sizes = initial_state(DEEP).params, DEEP.axes(), DEEP.sizes()
+
+    def merged(lora: LoRA) -> str:
+        adapter = init_lora(lora, axes, sizes, jax.random.key(0))
+        return str(jax.make_jaxpr(lambda p, a: merge_lora(p, a, lora))(params, adapter))
+
+    effects(LoRA(), merged, {"targets": ("*/attention/query",)})
+
+
+def test_each_field_of_a_table_of_labelled_text(tmp_path):
+    rows = [f"{c},{c}{c},{'xy'[i % 2]},{'zw'[i // 2 % 2]}" for i, c in enumerate("abcdefgh" * 3)]
+    for name in ("one", "two"):
+        rows = rows[1:]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,more,label,other", *rows, ""]))
+    model = BERTConfig(**TINY, vocab=256, context=8, head="classes")
+    base = Labelled("table", str(tmp_path / "one.csv"), length=8)
+    values = {"path": str(tmp_path / "two.csv"), "valid_path": str(tmp_path / "two.csv")}
+    values |= {
+        "length": 4,
+        "text": ("more",),
+        "label": "other",
+        "labels": ("y", "x"),
+        "examples": 3,
+    }
+    # A tokenizer that is no file is an error, and the padding is that of the batches.
+    effects(base, lambda data: read(data, model), values, skip={"tokenizer"})
+
+
+def settings_classes(hint: object) -> Iterator[type]:
+    """Yield the dataclasses that a value of the type may contain, with all registered ones."""
+    inside = [*get_args(hint)]
+    if isinstance(hint, type) and hint.__module__.startswith(("jaxgrow.", "train.")):
+        inside += hint.__subclasses__()
+        if dataclasses.is_dataclass(hint):
+            yield hint
+            inside += field_types(hint).values()
+    for part in inside:
+        yield from settings_classes(part)
+
+
+# Classes whose fields the tests above change; every other class is a base of these.
+CHANGED_ABOVE = {*map(type, [*METHODS, *MODIFIED]), *map(Config.families.get, SIZES)}
+CHANGED_ABOVE |= {
+    Optim,
+    Mesh,
+    Data,
+    Images,
+    Augment,
+    TrainStage,
+    GrowTo,
+    Learned,
+    LiGO,
+    Grouping,
+    Pruning,
+}
+CHANGED_ABOVE |= {FineTune, Best, LoRA, Labelled}
+CHANGED_ABOVE |= {LayerDrop, Sensitivity, Variance, TokenDrop, Freeze, Adapter, Loop, Experiment}
+
+
+def test_no_class_of_settings_is_left_out():
+    for registry in (METHODS_BY_NAME, MODIFIERS, DATASETS):
+        assert all(registry[name] for name in registry)  # imports the extras
+    found = {kind for kind in settings_classes(Experiment) if not kind.__subclasses__()}
+    # A modifier without a key is no setting: a method makes it.
+    found -= {x for x in found if issubclass(x, Modifier) and x not in {*MODIFIERS.values()}}
+    assert sorted(kind.__name__ for kind in found - CHANGED_ABOVE) == []

@@ -12,6 +12,7 @@ from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter, Config
 from jaxgrow.optim.freeze import Freeze
+from train.common.fields import GIVEN
 from train.extras.adapting import Adapt
 from train.extras.modifiers import DropUnits, FreezeParts
 from train.plan.lifetimes import Plan
@@ -145,6 +146,9 @@ class FineTune(Method):
     dropout: float = 0.0  # rate, as in `train.extras.modifiers.DropUnits`
     # Keep the best evaluation; None: keep the last one.
     best: Best | None = None
+
+    # The choices that use a field (`train.config.effect`).
+    used_with = {"saved": ({"lora": GIVEN}, {"adapter": GIVEN})}
 
     def __post_init__(self):
         if self.best is not None and self.drop is not None and self.drop.sensitivity is not None:
