@@ -125,6 +125,10 @@ class Companion(Protocol):
 #: them: ``COMPANIONS["lora"](checkpoint, growth, value of the argument)``.
 COMPANIONS: Registry[Callable[[Checkpoint, Growth, Any], Companion]] = Registry("companion")
 
+#: Functions that return the model card of a model that is made from other models, from the model, the
+#: content of its ``jaxgrow.json`` and its architecture.
+MODEL_CARDS: Registry[Callable[[Source, Json, str], str]] = Registry("card of a changed model")
+
 
 def save(
     folder: str | Path,
@@ -216,7 +220,8 @@ def write(
     """Write a model as a new folder, which appears only when it is complete.
 
     The ``config.json`` and the other files of the first checkpoint from which the model is made
-    (`Source.roots`) are copied.
+    (`Source.roots`) are copied. Its ``README.md`` is copied only with the same model. A changed model
+    gets another one, which names the models from which it is made.
 
     Args:
       source: the model. Only one tensor is in memory at a time; for an Orbax folder, all of them
@@ -237,12 +242,13 @@ def write(
     if not companions and type(source) is not Loaded:
         for root in roots:
             _check_no_lora(root.folder)
+    changed = not isinstance(source, Checkpoint | Loaded)
     source = source if output.dtype is None else Cast(source, output.dtype)
     source = _for_images(source, roots, output)
     passes = source.config.traits["passes"]
     if passes and output.is_hf(roots):  # no architecture of transformers has a loop
         source = Grown(source, {LAYERS: select(passes, source.sizes()[LAYERS])})
-    plan = _planned_content(source, roots, output)
+    plan = _planned_content(source, roots, output, changed)
     folders = [root.folder for root in roots]
     folders += [folder for companion in companions for folder in companion.folders]
     if output.dry_run:
@@ -264,6 +270,9 @@ def write(
             for companion in companions:
                 about["files"] += companion.write(part, source, output)
             write_json(part / RECORD, about)
+            if changed and roots and plan.hf_config is not None:
+                name = plan.hf_config["architectures"][0]
+                (part / CARD).write_text(MODEL_CARDS["transformers"](source, about, name), "utf-8")
     notes = [note for origin in (*companions, *roots) for note in origin.notes]
     notes += _change_notes(roots, plan, output.folder)
     return Written(source, plan.size, notes, time.perf_counter() - began)
@@ -288,11 +297,13 @@ class _Content:
     size: int
 
 
-def _planned_content(source: Source, roots: Sequence[Checkpoint], output: Output) -> _Content:
+def _planned_content(
+    source: Source, roots: Sequence[Checkpoint], output: Output, changed: bool
+) -> _Content:
     root = roots[0] if roots else None
     hf_config = root.hf_config if root else None
     carried = files_to_copy(root.files_beside) if root and root.files_beside is not None else []
-    if root is not None and hf_config is None and (source.config != root.config or len(roots) > 1):
+    if changed or (root is not None and hf_config is None and source.config != root.config):
         carried = [name for name in carried if name != CARD]  # it describes another model
     head = _recorded_head(source, root)
     family = None

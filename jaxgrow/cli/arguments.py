@@ -18,6 +18,7 @@ from jaxgrow.cli.options import (
     add_lora,
     add_sizes,
     axis_option,
+    layer_list,
     layer_loop,
     unit_groups,
 )
@@ -46,7 +47,23 @@ _OPTIMIZER = (
     "the policy for growing the optimizer state in SRC; without this option, the command chooses a "
     "policy for a checkpoint of another trainer, but the state of a PyTorch run is dropped"
 )
-# Further options of grow: name, type, metavariable and help.
+_LAYERS_FROM = (
+    "the layers of the new model, such as 0-15,8-23, as numbers of old layers, counted from 0; "
+    "DIR:8-23 takes them from another model of the same widths. The method is then passthrough"
+)
+# The options of single methods for depth: name, type, metavariable and help.
+_DEPTH = (
+    (
+        *("--loop", layer_loop, "I-JxN"),
+        "for loop: the layers I to J, counted from 0, run N times; the new model has a copy of each "
+        "layer for every time",
+    ),
+    (
+        *("--blend", int, "N"),
+        "the number of layers that solar averages where its two copies meet (default: 0)",
+    ),
+)
+# Further options of grow.
 _GROW = (
     (
         "--experts",
@@ -55,11 +72,6 @@ _GROW = (
         "the number of experts of the new model, for upcycle and virtual_groups",
     ),
     ("--active", int, "N", "the number of experts that each token is routed to (default: 2)"),
-    (
-        *("--loop", layer_loop, "I-JxN"),
-        "for loop: the layers I to J, counted from 0, run N times; the new model has a copy of each "
-        "layer for every time",
-    ),
     ("--seed", int, "N", "random seed for sampled units, new routers, and --noise (default: 0)"),
     (
         *("--noise", float, "DB"),
@@ -149,7 +161,6 @@ def _add_grow(commands: Commands) -> None:
     add_sizes(p)
     for option, kind, metavar, about in _GROW:
         p.add_argument(option, type=kind, metavar=metavar, help=about)
-    add_blend(p)
     p.add_argument("--optimizer", choices=["drop", *OPTIMIZER_POLICIES], help=_OPTIMIZER)
     _add_trainer_format(p)
     add_lora(p)
@@ -165,24 +176,18 @@ def _add_trainer_format(p: argparse.ArgumentParser) -> None:
     p.add_argument("--head-dim", type=int, metavar="N", help=about)
 
 
-def add_method(p: argparse.ArgumentParser, methods: Mapping[str, tuple[str, str]]) -> None:
-    """Add ``--method``."""
-    p.add_argument(
-        "--method",
-        choices=sorted(methods),
-        required=True,
-        help="the growth method; the table below describes the methods",
-    )
-
-
-def add_blend(p: argparse.ArgumentParser) -> None:
-    """Add ``--blend``."""
-    p.add_argument(
-        "--blend",
-        type=int,
-        metavar="N",
-        help="the number of layers that solar averages where its two copies meet (default: 0)",
-    )
+def add_method(
+    p: argparse.ArgumentParser,
+    methods: Mapping[str, tuple[str, str]],
+    layers: Callable[[str], list[tuple[str, int]]] = layer_list,
+) -> None:
+    """Add ``--method``, or ``--layers-from`` for passthrough, and the options of other methods for depth."""
+    about = "the growth method; the table below describes the methods"
+    one = p.add_mutually_exclusive_group(required=True)
+    one.add_argument("--method", choices=sorted(methods), help=about)
+    one.add_argument("--layers-from", type=layers, metavar="LIST", help=_LAYERS_FROM)
+    for option, kind, metavar, about in _DEPTH:
+        p.add_argument(option, type=kind, metavar=metavar, help=about)
 
 
 def described_methods() -> dict[str, tuple[str, str]]:

@@ -28,6 +28,9 @@ GROWING: Registry[Callable[[argparse.Namespace], None]] = Registry("growing meth
 
 def run_grow(a: argparse.Namespace) -> None:
     """Run ``jaxgrow grow``."""
+    a.method = a.method or "passthrough"  # with --layers-from
+    if any(folder for folder, _ in a.layers_from or ()):
+        return GROWING["several models"](a)
     if a.method in GROWING:
         return GROWING[a.method](a)
     if a.method in RETIED:
@@ -59,8 +62,7 @@ def growth_of(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:
     if a.method == "loop":
         return _growth_of_loop(a, source)
     refuse_options(a, f"{a.method} makes no loop", "loop")
-    # The size of unloop follows from the model.
-    target = given_sizes(a) if a.method == "unloop" else target_sizes(a, source)
+    target = target_sizes(a, source)
     growth, taken = growth_by_method(a, source.sizes(), target, source.config.traits)
     return growth, {"method": a.method, "target": target, **taken}
 
@@ -98,7 +100,8 @@ def growth_by_method(
       CheckpointError: the method does not grow an axis, or cannot reach a size.
     """
     operator = operators.OPERATORS[a.method]
-    given = {} if a.blend is None else {"blend": a.blend}
+    given = {"blend": a.blend, "sources": a.layers_from and [i for _, i in a.layers_from]}
+    given = {name: x for name, x in given.items() if x is not None}
     taken = operator.accepted({**traits, **given, "seed": a.seed or 0})
     if "blend" not in taken:
         refuse_options(a, f"{a.method} does not average layers", "blend")

@@ -11,6 +11,7 @@ METHODS = {
     "lidas": ("layers (at most twice the old number)", "no"),
     "solar": ("layers (even, or odd if blend is odd)", "no"),
     "llama_pro": ("layers (at most twice the old number)", "yes, bitwise; post-LN models: no"),
+    "passthrough": ("layers (the number of layers in a list)", "no"),
     "upcycle": ("experts", "yes"),
     "expert_copies": ("experts", "only if each token uses one expert, whose gate is 1"),
     "virtual_groups": (

@@ -46,7 +46,8 @@ def target_sizes(a: argparse.Namespace, source: Source | None = None) -> dict[st
     for axis, of in ({} if source is None else source.following).items():
         if of in found:
             found.setdefault(axis, found[of])
-    if not found:
+    # The size of some methods follows from the model, or from a list of layers.
+    if not found and getattr(a, "method", None) not in ("unloop", "passthrough"):
         raise UsageError(
             f"nothing to {a.command}: give the new size of an axis, such as --layers 24"
         )

@@ -215,6 +215,25 @@ def layer_loop(text: str) -> tuple[int, int, int]:
     return begin, last + 1, times
 
 
+def layer_list(text: str) -> list[tuple[str, int]]:
+    """Read a list of layers, and the folder of each layer; an empty folder is that of SRC.
+
+    Example:
+      >>> layer_list("0-1,0,big/model:7-8")
+      [('', 0), ('', 1), ('', 0), ('big/model', 7), ('big/model', 8)]
+    """
+    layers: list[tuple[str, int]] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(?:(.+):)?([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        if found is None or int(found[2]) > int(found[3] or found[2]):
+            raise argparse.ArgumentTypeError(
+                f"{part!r} is not a range of layers: give the first and the last layer, counted from 0, such as 8-23, and "
+                "before them the folder of another model, such as other:8-23"
+            )
+        layers += [(found[1] or "", i) for i in range(int(found[2]), int(found[3] or found[2]) + 1)]
+    return layers
+
+
 def _stages(text: str) -> int | tuple[int, ...]:
     try:
         found = [int(size) for size in text.split(",")]

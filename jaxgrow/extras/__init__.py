@@ -67,9 +67,13 @@ EXTRAS: dict[str, dict[str, str]] = {
         "report": f"{_COMMANDS}: compare the outputs of two models on the same inputs",
         "completion": f"{_COMMANDS}: print a shell script that completes commands, options and methods",
     },
-    "growing method": dict.fromkeys(
-        ("upcycle", "expert_copies", "virtual_groups"), "jaxgrow.extras.commands.grow_experts"
-    ),
+    "growing method": {
+        "several models": "jaxgrow.extras.commands.passthrough",
+        **dict.fromkeys(
+            ("upcycle", "expert_copies", "virtual_groups"), "jaxgrow.extras.commands.grow_experts"
+        ),
+    },
+    "card of a changed model": {"transformers": "jaxgrow.extras.commands.card"},
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
     "companion": {
         "lora": "jaxgrow.extras.hf_peft.companion",

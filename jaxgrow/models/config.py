@@ -28,7 +28,7 @@ from jaxgrow.axes.names import (
     with_direction,
 )
 from jaxgrow.growth.maps import Growth, Rules, by_axes, new_sizes
-from jaxgrow.growth.matrices import dense, is_traced
+from jaxgrow.growth.matrices import dense, is_identity, is_traced
 from jaxgrow.models.attention import By
 from jaxgrow.models.bottleneck import BOTTLENECK, Adapter
 from jaxgrow.models.stack import Loop, Remat
@@ -412,15 +412,17 @@ class Config:
         """
         eps = self.eps * growth.eps if isinstance(growth, Rules) else self.eps
         new = new_sizes(growth)
-        loop = self.loop if new.get(LAYERS, self.layers) == self.layers else None
-        if loop != self.loop:
-            m = None if isinstance(growth, Rules) else by_axes(growth)[(LAYERS,)]
-            passes = np.eye(self.layers)[list(self.traits["passes"])]
-            if m is None or not np.array_equal(dense(m.write), passes):
-                raise ValueError(
-                    f"the growth changes the layers of a model with {self.loop}: first give each "
-                    "pass its own layer, with the operator unloop"
-                )
+        m = None if isinstance(growth, Rules) else by_axes(growth).get((LAYERS,))
+        loop = self.loop
+        wrong = loop is not None and new.get(LAYERS, self.layers) != self.layers
+        if loop is not None and m is not None and not is_identity(m.write):
+            loop, passes = None, np.eye(self.layers)[list(self.traits["passes"])]
+            wrong = not np.array_equal(dense(m.write), passes)
+        if wrong:
+            raise ValueError(
+                f"the growth changes the layers of a model with {self.loop}: first give each pass its own "
+                "layer, with the operator unloop"
+            )
         adapter = self.adapter
         if adapter and BOTTLENECK in new:
             adapter = replace(adapter, size=new.pop(BOTTLENECK))

@@ -9,7 +9,7 @@ growth itself. They are chosen such that `swap` inverts the growth: ``grow(swap(
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -35,6 +35,7 @@ __all__ = [
     "midas_lengths",
     "mslt",
     "new_layers",
+    "passthrough",
     "solar",
     "stack",
 ]
@@ -429,6 +430,61 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
         else:
             written.append(Rule(nothing, axes=(axis, f"{embed}.out"), roles=("kernel", "bias")))
     return Rules((*written, Rule((growth,))))
+
+
+@operator(
+    axes=(LAYERS,),
+    sizes="the number of layers in a list",
+    preserves="no",
+    source="Goddard et al. 2024 (mergekit)",
+    policies=("copy",),
+    example={"layers": 3},
+    inverts="bitwise",
+)
+def passthrough(sizes: Sizes, target: Sizes, sources: Sequence[int] = ()) -> dict[str, CopyMap]:
+    """Take the layers of a list, in its order: ``W'_l = W_{sources[l]}``.
+
+    A layer may occur several times, or not at all. If all layers occur in their old order, the
+    growth is the identity. If some are left out, it is `keep_units`, and its `swap` does not invert
+    it, but sets the layers that were left out to zero.
+
+    Args:
+      {arguments}
+      sources: the old layer of each new layer.
+
+    Returns:
+      The map of ``layers``.
+
+    Raises:
+      ValueError: the list is empty or has a layer that the model does not have, the target is
+        another number than that of its layers, or the model has several stages.
+
+    Example:
+      >>> passthrough({"layers": 4}, {}, sources=(0, 1, 2, 1, 2, 3))["layers"].write.index[:, 0].tolist()
+      [0, 1, 2, 1, 2, 3]
+
+    References:
+      Goddard et al., `Arcee's MergeKit <https://arxiv.org/abs/2403.13257>`_, EMNLP 2024
+    """
+    if LAYERS not in sizes:
+        raise ValueError(
+            f"passthrough takes one list of layers, but the model has the axes {', '.join(sizes)}: use an "
+            "operator with a size for each stage, such as interleave"
+        )
+    last = sizes[LAYERS] - 1
+    outside = [i for i in sources if not 0 <= i <= last]
+    if outside or not sources:
+        found = f"has layer {outside[0]}" if outside else "is empty"
+        raise ValueError(
+            f"axis 'layers': the list of layers {found}, but the model has the layers 0 to {last}: name some of "
+            f"them (sources, or --layers-from 0-{last})"
+        )
+    if {LAYERS: len(sources), **target} != {LAYERS: len(sources)}:
+        raise ValueError(
+            f"passthrough makes the {len(sources)} layers of the list, but the target is {dict(target)}: "
+            "leave out the sizes"
+        )
+    return {LAYERS: select(sources, sizes[LAYERS])}
 
 
 def new_layers(growth: Growth) -> tuple[int, ...]:

@@ -42,8 +42,8 @@ def test_help_and_usage_errors_import_neither_jax_nor_extras(arguments, status):
         ("grwo a b", "'grwo' does not exist; did you mean grow"),
         ("grow a b --method hyperclone", "'hyperclone' does not exist; did you mean hypercloning"),
         ("grow a b --method zzz", "'zzz' does not exist; choose from aki, average, "),
-        ("grow a b", "the following arguments are required: --method"),
-        ("grow a b --method stack --layer 4 --overwite", "--overwite; did you mean --overwrite"),
+        ("grow a b", "one of the arguments --method --layers-from is required"),
+        ("grow a b --method stack --layers 4 --overwite", "--overwite; did you mean --overwrite"),
     ],
 )
 def test_a_usage_error_is_one_line_with_the_nearest_name(arguments, said, capsys):

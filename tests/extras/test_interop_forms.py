@@ -28,6 +28,69 @@ DECODERS = pytest.mark.parametrize(
 )
 
 
+def listed(folder, architecture, sources, other=None):
+    """Return the logits of a `transformers` model whose list of layers was built by hand.
+
+    Args:
+      folder: the model.
+      architecture: its class.
+      sources: the layers of the list; those of ``other`` count from the number of its own layers.
+      other: another model.
+    """
+    models = [getattr(transformers, architecture).from_pretrained(x) for x in (folder, other) if x]
+    every = [layer for model in models for layer in model.model.layers]
+    model, layers = models[0], models[0].model.layers
+    model.model.layers = type(layers)([every[i] for i in sources])
+    kinds = [kind for m in models for kind in getattr(m.config, "layer_types", None) or ()]
+    if kinds:
+        model.config.layer_types = [kinds[i] for i in sources]
+    model.config.num_hidden_layers = len(sources)
+    model.config.use_cache = False
+    return answered(model, given(checkpoints.open_checkpoint(folder).config))
+
+
+@DECODERS
+def test_lists_of_layers_are_those_of_a_model_built_by_hand(tmp_path, architecture, capsys):
+    kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    more = {"num_hidden_layers": 4}
+    more |= {"layer_types": kinds} if architecture == "Gemma3ForCausalLM" else {}
+    source = made(tmp_path / "a", architecture, more=more)
+    before = theirs(source)
+    for name, words, sources in (
+        ("deep", ["grow", "--layers-from", "0-2,1-3"], [0, 1, 2, 1, 2, 3]),
+        ("shallow", ["grow", "--layers-from", "0,3"], [0, 3]),
+        ("kept", ["prune", "--keep", "0,3"], [0, 3]),
+        ("same", ["grow", "--layers-from", "0-3"], [0, 1, 2, 3]),
+    ):
+        run(words[0], source, tmp_path / name, *words[1:])
+        expected = listed(source, architecture, sources)
+        np.testing.assert_allclose(assert_alike(tmp_path / name), expected, rtol=0, atol=1e-4)
+        record = json.loads((tmp_path / name / "jaxgrow.json").read_text())
+        assert record["arguments"]["sources"] == sources
+        same = "the function is preserved" in capsys.readouterr().out
+        assert same == (name == "same") == bool(np.abs(expected - before).max() < 1e-4)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("shallow", "kept")]
+    assert weights[0] == weights[1]
+
+
+@DECODERS
+def test_layers_of_two_models_are_those_of_a_model_built_by_hand(tmp_path, architecture):
+    one = made(tmp_path / "a", architecture)
+    more: dict = {"num_hidden_layers": 3, "vocab_size": 13}
+    if architecture == "Gemma3ForCausalLM":
+        more["layer_types"] = ["full_attention", "sliding_attention", "full_attention"]
+    other = made(tmp_path / "b", architecture, more=more)
+    layers = f"0-1,{other}:1-2,1,{other}:0"
+    run("grow", one, tmp_path / "c", "--layers-from", layers)
+    sources = [0, 1, 3, 4, 1, 2]
+    expected = listed(one, architecture, sources, other)
+    np.testing.assert_allclose(assert_alike(tmp_path / "c"), expected, rtol=0, atol=1e-4)
+    record = json.loads((tmp_path / "c" / "jaxgrow.json").read_text())
+    places = [(one, 0), (one, 1), (other, 1), (other, 2), (one, 1), (other, 0)]
+    assert record["arguments"]["sources"] == [f"{folder}:{i}" for folder, i in places]
+    assert len(record["sources"]) == 2
+
+
 @DECODERS
 def test_loop_writes_a_layer_for_each_pass(tmp_path, architecture):
     """The oracle is the model of `transformers` with the same modules several times in its list."""

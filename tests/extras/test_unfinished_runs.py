@@ -37,8 +37,9 @@ def test_the_files_of_a_run_follow_its_model_through_orbax(tmp_path):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
     grown = ["grow", str(tmp_path / "run"), str(tmp_path / "deep"), "--method", "stack"]
     assert main([*grown, "--layers", "4", "--to", "hf"]) == 0
-    names = {path.name for path in (tmp_path / "deep").iterdir()}
-    assert "tokenizer.json" in names and "README.md" not in names  # the card is of another model
+    assert (tmp_path / "deep/tokenizer.json").is_file()
+    card = (tmp_path / "deep/README.md").read_text()  # not that of the run, which is another model
+    assert "base_model: run" in card and "Evaluation" not in card
 
 
 def test_a_damaged_checkpoint_is_not_read(tmp_path, half):

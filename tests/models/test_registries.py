@@ -15,6 +15,7 @@ REGISTRIES = {
     "arguments": "train.arguments:MORE",
     "attention kernel": "jaxgrow.models.attention:KERNELS",
     "automatic settings": "train.config.experiment:AUTOMATIC",
+    "card of a changed model": "jaxgrow.checkpoints.writing:MODEL_CARDS",
     "checkpoint format": "jaxgrow.cli.other_formats:CHECKPOINT_FORMATS",
     "command": "train.arguments:COMMANDS",
     "companion": "jaxgrow.checkpoints.writing:COMPANIONS",

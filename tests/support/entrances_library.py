@@ -70,6 +70,13 @@ def model(name: str, **options: Any) -> Callable[[Path], Path]:
     return make
 
 
+def card(folder: Path) -> Path:
+    """Make a model with a model card."""
+    file = model("config.json")(folder).with_name("README.md")
+    file.write_text("---\nlicense: mit\n---\n")
+    return file
+
+
 def _in_every_shard(content: Any, value: str) -> None:
     content["weight_map"] = dict.fromkeys(content["weight_map"], value)
 
@@ -509,6 +516,12 @@ SUBJECTS: dict[str, Subject] = {
         harmless=_COPIED | _OPTIONAL,
         skips=_NAMED,
     ),
+    "model card": Subject(
+        card,
+        lambda f: grow(f / "model"),
+        harmless=_COPIED | _OPTIONAL,
+        skips=_NAMED,
+    ),
     "template": Subject(
         model("additional_chat_templates/*"),
         lambda f: grow(f / "model"),
@@ -687,6 +700,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/orbax.py::export_model": ours("it writes into the folder of a run"),
     "jaxgrow/checkpoints/orbax.py::write_orbax": ours(_NEW),
     "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
+    "jaxgrow/extras/commands/card.py::_front_matter": attacked("model card"),
     "jaxgrow/extras/commands/suggest.py::marked_measurements": ours(
         "it reads a file of this package"
     ),

@@ -21,8 +21,10 @@ from jaxgrow.operators import (
 )
 
 OLD = tiny.WIDTHS
-# The depth methods of any model: `unloop` needs one with a loop (`test_loops`).
-DEPTH = {name: found for name, found in registry.DEPTH.items() if name != "unloop"}
+# The methods that follow a loop of the model (`test_loops`) or a list of layers (`test_passthrough`)
+# instead of new sizes.
+LISTED = ("unloop", "passthrough")
+DEPTH = {name: found for name, found in registry.DEPTH.items() if name not in LISTED}
 RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
 BIT, ROUNDED, NOT = "to the bit", "up to rounding", "not"
 INVERSES = {"bitwise": BIT, "rounded": ROUNDED, "no": NOT}
@@ -42,7 +44,7 @@ def to(**new: int) -> dict[str, int]:
 
 def registered(operator: Operator) -> Row:
     """Return the registered example of an operator with its declared properties."""
-    growth = operator(OLD, operator.example, passes=(0, 1, 1))
+    growth = operator(OLD, operator.example, passes=(0, 1, 1), sources=(1, 0, 1))
     keeps = operator.preserves_for(growth, tiny.config(dtype="float32"))
     return Row(growth, keeps, INVERSES[operator.inverts], operator.dual)
 

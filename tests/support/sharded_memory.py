@@ -33,7 +33,7 @@ def cases() -> dict[str, tuple[dict[str, int], maps.Growth]]:
     found = {
         name: (dense, of(dense, {"layers": 8}))
         for name, of in operators.DEPTH.items()
-        if name != "unloop"
+        if name not in ("unloop", "passthrough")
     }
     for name, of in operators.WIDTH.items():
         found[name] = dense, of(dense, WIDE)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from jaxgrow.cli.arguments import (
     COMMANDS,
-    add_blend,
     add_method,
     known_methods,
     methods_table,
 )
 from jaxgrow.cli.methods import EXPERTS
-from jaxgrow.cli.options import Commands, add_json, add_lora, add_sizes
+from jaxgrow.cli.options import Commands, add_json, add_lora, add_sizes, layer_list
 
 DATA = (
     "input file: text, which the tokenizer.json in {} tokenises; token ids (.npy); or images "
@@ -59,15 +58,23 @@ def growth_factor(text: str) -> Fraction:
     return Fraction(number)
 
 
+def layers_of_one(text: str) -> list[tuple[str, int]]:
+    """Read a list of layers of a single model, such as ``0-3,6-11``, as `layer_list`."""
+    if ":" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names another model, but this command reads the layers of SRC only, such as 0-3,6-11"
+        )
+    return layer_list(text)
+
+
 def add_show(commands: Commands) -> None:
     """Add ``jaxgrow show``."""
     methods = {name: row for name, row in known_methods().items() if name not in EXPERTS}
     table = methods_table(methods)
     p = _add_extra(commands, "show", "show.run_show", "SRC", epilog=table)
-    add_method(p, methods)
+    add_method(p, methods, layers_of_one)
     add_sizes(p)
     p.add_argument("--seed", type=int, metavar="N", help="random seed (default: 0)")
-    add_blend(p)
     about = "the image file to write (.png, .svg or .pdf)"
     p.add_argument("--out", type=Path, required=True, metavar="FILE", help=about)
     p.set_defaults(noise=None)
@@ -93,7 +100,9 @@ def add_prune(commands: Commands) -> None:
     )
     p.add_argument("--experts", type=int, metavar="N", help=about)
     add_lora(p)
-    p.add_argument("--data", type=Path, required=True, metavar="FILE", help=DATA.format("SRC"))
+    about = "the layers that stay, such as 0-3,6-11, counted from 0; nothing is measured"
+    p.add_argument("--keep", type=layers_of_one, metavar="LIST", help=about)
+    p.add_argument("--data", type=Path, metavar="FILE", help=DATA.format("SRC"))
     p.add_argument(
         "--by",
         choices=["influence", "angular"],

@@ -159,17 +159,22 @@ class MergedModels(Interpolated):
     def _differ(self, names: list[str], way_out: str) -> CheckpointError:
         """The error about settings that differ, by their keys in ``config.json``."""
         a, b = self._checkpoints
-        fields_of = a.family.fields if isinstance(a, HuggingFace) else {}
-        keys = {own: key for key, own in fields_of.items()}
-        about = [
-            f"{keys.get(name, name)} is {spelt(getattr(a.config, name))} in A and "
-            f"{spelt(getattr(b.config, name))} in B"
-            for name in names
-        ]
+        about = describe_differences(a, b, names)
         return CheckpointError(
             f"A, {a.folder}, and B, {b.folder}, have layers of equal shapes, but cannot be merged: "
             f"{listed(about, most=5)}; {way_out}"
         )
+
+
+def describe_differences(a: Checkpoint, b: Checkpoint, names: list[str]) -> list[str]:
+    """Describe settings that differ between two models, by their keys in ``config.json``."""
+    fields_of = a.family.fields if isinstance(a, HuggingFace) else {}
+    keys = {own: key for key, own in fields_of.items()}
+    mine, theirs = a.config.as_json(), b.config.as_json()
+    return [
+        f"{keys.get(name, name)} is {spelt(mine.get(name))} in A and {spelt(theirs.get(name))} in B"
+        for name in names
+    ]
 
 
 def _matched_leaves(

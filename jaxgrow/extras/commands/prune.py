@@ -13,8 +13,9 @@ from jaxgrow import operators
 from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint, transform
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.cli.errors import UsageError, errors_with_options
+from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.new_sizes import target_sizes
+from jaxgrow.cli.options import AXES
 from jaxgrow.cli.writing import output_of, transform_model
 from jaxgrow.extras.commands.model_inputs import Inputs, inputs_from_file
 from jaxgrow.extras.commands.model_outputs import outputs_of, wide_params
@@ -55,6 +56,13 @@ class _PruningPlan:
 
 def run_prune(a: argparse.Namespace) -> None:
     """Run ``jaxgrow prune``."""
+    if a.keep is not None:
+        return _prune_to_list(a)
+    if a.data is None:
+        raise UsageError(
+            "prune measures which layers and units matter least: give it inputs with --data FILE, or the "
+            "layers that stay, such as --keep 0-3"
+        )
     plan = _pruning_plan(a)
     # Detect a result that cannot be written before the expensive measurements.
     with errors_with_options():
@@ -72,6 +80,18 @@ def run_prune(a: argparse.Namespace) -> None:
     transform_model(a, plan.source, growth, arguments, report=report)
     if not a.json:
         print_text(_report_as_text(report, arguments))
+
+
+def _prune_to_list(a: argparse.Namespace) -> None:
+    """Keep the layers of ``--keep``."""
+    why = "--keep names the layers that stay, so that nothing is measured and no width changes"
+    refuse_options(a, why, *AXES, "experts", "by", "data")
+    source = open_checkpoint(a.src)
+    kept = [layer for _, layer in a.keep]
+    with errors_with_options():
+        growth = operators.keep_units(source.sizes(), {LAYERS: kept})
+    removed = sorted(set(range(source.config.layers)) - set(kept))
+    transform_model(a, source, growth, {"sources": kept, "removed": {LAYERS: removed}})
 
 
 # --- plan ---

@@ -153,7 +153,8 @@ def suggest_methods(
     found = []
     refused = {}
     for names, parts in _method_sequences(deeper, wider):
-        if "unloop" in names and source.config.loop is None:
+        # These methods follow a loop of the model, and a list of layers.
+        if ("unloop" in names and source.config.loop is None) or "passthrough" in names:
             continue
         try:
             way = _try_methods(source, names, parts)
