@@ -308,6 +308,8 @@ COMMANDS = [
     cli("a seed must be", "grow {gpt} {new} --method net2net --mlp 40 --seed -1", "--seed 0"),
     cli("the list of layers", "grow {gpt} {new} --method passthrough",
         lambda words, said: [*words[:-2], *parts(r"(--layers-from) ([0-9-]+)", said)]),
+    cli("passthrough makes the {", "grow {gpt} {new} --layers-from 0-1 --layers 8",
+        lambda words, said: words[:-2] if "leave out the sizes" in said else words),
     cli("prune measures which layers", "prune {gpt} {new} --layers 1",
         lambda words, said: [*words[:-2], *parts(r"such as (--keep) ([0-9-]+)", said)]),
     cli("selects the layers to remove",
