@@ -20,6 +20,7 @@ from benchmarks.on_device import (
 )
 from benchmarks.scale import experiment
 from train.data.text import Data
+from train.extras.sharing import branch_run
 from train.run.trainer import run_experiment
 from train.store.workdir import Workdir
 
@@ -62,7 +63,7 @@ def resumed(s: Sizes, work: Path) -> dict[str, Any]:
     The first step after that must not need more memory than the steps of an uninterrupted run.
     """
     folder = work / "resumed"
-    if not Workdir(folder).branch(Workdir(work / "fresh"), RESUMED, _trained(s, work)):
+    if not branch_run(Workdir(folder), Workdir(work / "fresh"), RESUMED, _trained(s, work)):
         return {
             "skipped": f"there is no checkpoint in {work / 'fresh'}: measure memory-fresh first"
         }

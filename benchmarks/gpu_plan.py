@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from train.analysis.comparing import shared_steps
 from train.analysis.runs import Run
 from train.config.experiment import Experiment, load_experiment
 from train.extras.advice.evidence import method_rows
 from train.extras.advice.fits import Measured, fit_savings
+from train.extras.sharing import shared_steps
 from train.plan.training import Train
 
 CONFIG = "configs/wikipedia_gpu.py"

@@ -44,6 +44,7 @@ from benchmarks.scale import Loop
 from jaxgrow.tables import align_columns
 from train.analysis.comparing import attempt_run
 from train.common.errors import UserError, exits_cleanly
+from train.extras.sharing import branch_run
 from train.plan.methods import Scratch
 from train.store.workdir import Workdir
 
@@ -117,9 +118,8 @@ def train_all(name: str, session: Session) -> str:
         if needed > session.left:
             return f"{training.name} takes about {needed:.0f} s, and {session.left:.0f} s are left"
         if skipped:
-            Workdir(folder / training.name).branch(
-                Workdir(folder / whole_run(whole, training)), skipped, e
-            )
+            source = Workdir(folder / whole_run(whole, training))
+            branch_run(Workdir(folder / training.name), source, skipped, e)
         about = trained(training, e, folder, keep, session)
         store.keep(card, name, training.name, about | {"card": card})
         cost = measured(cost, about)

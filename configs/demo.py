@@ -25,9 +25,9 @@ methods use the same values.
 
 from dataclasses import replace
 
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import GPT2Config, ViTConfig
-from jaxgrow.optim.freeze import Freeze
 from train.config.experiment import Experiment
 from train.extras.images.images import Images
 from train.extras.inherit import Inherit

@@ -13,20 +13,21 @@ from . import (
     testing,
 )
 from ._version import __version__
-from .axes import named_init, restructure, sizes, split_boxed, stack_layers, unstack_layers
+from .axes import named_init, sizes, split_boxed, stack_layers, unstack_layers
+from .extras import freeze, importance
 from .extras.composition import compose
-from .extras.other_models.checking import Checked, check_rules
 from .extras.other_models.fused import join_fused, split_fused
 from .extras.other_models.naming import by_convention, from_rules, infer_rules
+from .extras.other_models.restructuring import restructure
+from .extras.other_models.rule_checks import Checked, check_rules
 from .growth import symmetry
 from .growth.apply import grow
 from .growth.maps import AxisMap, dual, preserves_function, swap
 from .growth.matrices import SparseMap
 from .growth.merge import correct, interpolate
 from .growth.moments import grow_optimizer
-from .models import importance
 from .operators import ligo
-from .optim import completep, freeze, muon
+from .optim import completep, muon
 
 __all__ = [
     "AxisMap",

@@ -405,20 +405,6 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@contextmanager
-def using_limits(**changed: float) -> Iterator[None]:
-    """Change limits of this process, and of processes that it starts, within a block."""
-    global _limits
-    before = _limits, os.environ.get(_VARIABLE)
-    set_limits(",".join(f"{name}={value}" for name, value in changed.items()))
-    try:
-        yield
-    finally:
-        _limits = before[0]
-        os.environ.pop(_VARIABLE)
-        os.environ |= {} if before[1] is None else {_VARIABLE: before[1]}
-
-
 _limits = Limits()
 if _VARIABLE in os.environ:
     set_limits(os.environ[_VARIABLE])

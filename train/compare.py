@@ -43,6 +43,7 @@ from pathlib import Path
 
 from train.analysis.comparing import (
     FIGURES,
+    LENGTHS,
     SCORERS,
     run_comparison,
     set_losses,
@@ -54,13 +55,12 @@ from train.common.errors import exits_cleanly
 from train.common.files import write_record, write_text
 from train.common.output import say
 from train.config.experiment import Experiment, load_experiment, with_fitting_steps
-from train.config.lengths import load_alike
 
 
 def main() -> None:
     arguments = command_parser("compare").parse_args()
     folder = arguments.workdir
-    loaded, notes = load_alike(arguments.configs, arguments.set)
+    loaded, notes = LENGTHS["alike"](arguments.configs, arguments.set)
     configs = [with_fitting_steps(e, folder) for e in loaded]
     notes += [f"{e.name}: {e.seconds:g} s of training were planned." for e in loaded if e.seconds]
     # A scorer reports missing files before the first run.

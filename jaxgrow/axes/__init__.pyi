@@ -37,7 +37,7 @@ from .names import (
     state_owners,
     with_direction,
 )
-from .stacking import restructure, stack_layers, unstack_layers
+from .stacking import stack_layers, unstack_layers
 
 __all__ = [
     "BELOW",
@@ -64,7 +64,6 @@ __all__ = [
     "named_init",
     "path",
     "reads_axis",
-    "restructure",
     "role_of",
     "sibling_axis",
     "sizes",

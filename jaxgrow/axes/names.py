@@ -27,7 +27,7 @@ suffix                    meaning
 ``embed.in.kernel``       kernel over a single axis
 ``head_dim.value``        head dimension of the values, which differs from that of queries and keys
 ``embed.below``           parameter of any role that produces the input of the layers; freezing
-                          uses it (`jaxgrow.optim.freeze`)
+                          uses it (`jaxgrow.extras.freeze`)
 ``embed.post.norm.scale`` norm after a sublayer, before its output is added to the residual stream
 ========================= ========================================================================
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 from jax.sharding import Mesh
 
@@ -10,7 +11,23 @@ from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, at_step, inside, read_json
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.models import Config
+from jaxgrow.registry import Registry
 from jaxgrow.untrusted import checked_path, one_line
+
+
+class RunFormat(Protocol):
+    """Opens the model in a checkpoint of a run."""
+
+    def accepts(self, folder: Path) -> bool:
+        """Whether a folder belongs to a run that has saved a checkpoint."""
+        ...
+
+    def __call__(self, folder: Path, step: int | None) -> Checkpoint:
+        """Open the checkpoint of a step; None: the newest intact one."""
+        ...
+
+
+UNFINISHED: Registry[RunFormat] = Registry("run checkpoint")
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -44,11 +61,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
             from jaxgrow.checkpoints.orbax import Orbax
 
             return Orbax(folder)
-        if (folder / "checkpoints").is_dir():
-            from jaxgrow.checkpoints.orbax import RunCheckpoint, is_of_run
-
-            if is_of_run(folder):
-                return RunCheckpoint(folder, step)
+        if (folder / "checkpoints").is_dir() and UNFINISHED["run"].accepts(folder):
+            return UNFINISHED["run"](folder, step)
         if step is not None:
             raise CheckpointError(
                 f"{folder} is not the folder of a run with checkpoints, so it has no step {step}. Give the folder alone"

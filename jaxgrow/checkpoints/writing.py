@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import LAYERS, Axes, Params
-from jaxgrow.checkpoints.changed import Cast, InColour, Noisy
+from jaxgrow.checkpoints.changed import Cast, Noisy
 from jaxgrow.checkpoints.hf import layer_lists, storage
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
@@ -124,6 +124,8 @@ class Companion(Protocol):
 #: Functions that grow the companions of a checkpoint, by the argument of `transform` that names
 #: them: ``COMPANIONS["lora"](checkpoint, growth, value of the argument)``.
 COMPANIONS: Registry[Callable[[Checkpoint, Growth, Any], Companion]] = Registry("companion")
+#: "colours" converts a model of gray images to colours.
+CONVERSIONS: Registry[Callable[[Source], Source]] = Registry("conversion")
 
 #: Functions that return the model card of a model that is made from other models, from the model, the
 #: content of its ``jaxgrow.json`` and its architecture.
@@ -329,7 +331,7 @@ def _for_images(source: Source, roots: Sequence[Checkpoint], output: Output) -> 
     if beside is None or roots[0].hf_config is not None or not output.is_hf(roots):
         return source
     gray = source.config.sizes().get("channels") == 1
-    return InColour(source) if gray and (beside / PROCESSOR).is_file() else source
+    return CONVERSIONS["colours"](source) if gray and (beside / PROCESSOR).is_file() else source
 
 
 def _full_record(source: Source, record: Mapping[str, object], plan: _Content) -> Json:

@@ -3,19 +3,16 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxgrow import checkpoints, operators
-from jaxgrow.checkpoints import CheckpointError, Grown, Output, Source, Written
+from jaxgrow.checkpoints import CheckpointError, Output, Source, Written
 from jaxgrow.checkpoints.io.files import RECORD, SHARD
-from jaxgrow.checkpoints.io.folders import atomic_folder
-from jaxgrow.checkpoints.io.replacing import may_become
-from jaxgrow.checkpoints.rounding import rounding_notes
 from jaxgrow.checkpoints.source import Checkpoint
-from jaxgrow.checkpoints.writing import COMPANIONS
-from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
+from jaxgrow.cli.errors import errors_with_options
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.growth.maps import Growth, Rules
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import print_text
 
@@ -23,6 +20,15 @@ try:
     import resource
 except ImportError:  # as on Windows
     resource = None
+
+
+# "notes" describes how half precision rounds a result: from the model before the growth, the grown
+# model, the growth, the new checkpoint, and whether noise was added.
+ROUNDING: Registry[Callable[[Checkpoint, Source, Growth, Output, bool], list[str]]] = Registry(
+    "rounding"
+)
+# "lora" writes a grown LoRA without its model.
+ADAPTERS: Registry[Callable[[argparse.Namespace, Checkpoint, Growth], None]] = Registry("adapter")
 
 
 def output_of(a: argparse.Namespace, dry_run: bool = False) -> Output:
@@ -51,7 +57,7 @@ def transform_model(
       **facts: further entries of the JSON output.
     """
     if a.lora_only:
-        return _write_lora(a, root, growth)
+        return ADAPTERS["lora"](a, root, growth)
     paper = arguments.get("tied") == "paper"
     method = arguments.get("method", "")
     noise = arguments.get("noise")
@@ -80,32 +86,8 @@ def transform_model(
         )
         rounded: list[str] = []
         if kept:
-            rounded = rounding_notes(root, written.model, growth, output, noise is not None)
+            rounded = ROUNDING["notes"](root, written.model, growth, output, noise is not None)
     report_written(a, written, record, notes, rounded, keeps=kept, **facts)
-
-
-def _write_lora(a: argparse.Namespace, root: Checkpoint, growth: Growth) -> None:
-    """Write a grown LoRA without its model, and print a summary."""
-    if a.lora is None:
-        raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
-    why = "--lora-only writes no model, to which this applies"
-    refuse_options(a, why, "to", "dtype", "shard_size", "noise", "optimizer")
-    output = output_of(a)
-    with errors_with_options():
-        lora = COMPANIONS["lora"](root, growth, a.lora)
-        sizes = Grown(root, growth).sizes()
-        folders = [root.folder, *lora.folders]
-        if a.dry_run:
-            may_become(output.folder, folders, a.overwrite)
-        else:
-            with atomic_folder(output.folder, folders, a.overwrite) as part:
-                lora.write(part, None, output)
-    if a.json:
-        about = {"dst": str(a.dst), "written": not a.dry_run, "sizes": sizes, "notes": lora.notes}
-        return print_json(about)
-    nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
-    print_text(f"{a.dst}: only the LoRA{nothing}\n{sizes_as_text(sizes)}")
-    print_notes(lora.notes)
 
 
 def write_model(

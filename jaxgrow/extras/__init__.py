@@ -3,6 +3,10 @@
 `EXTRAS` tells the core which names a module adds to a registry (`jaxgrow.registry`).
 """
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["freeze", "importance"])
+
 _HEADS = (
     "ForMaskedLM",
     "ForSequenceClassification",
@@ -57,6 +61,7 @@ _ARCHITECTURES = {
 _COMMANDS = "jaxgrow.extras.commands.arguments"
 
 EXTRAS: dict[str, dict[str, str]] = {
+    "run checkpoint": {"run": "jaxgrow.extras.run_checkpoint"},
     "checkpoint format": {"other trainers": "jaxgrow.extras.integrations.command"},
     "command": {
         "suggest": f"{_COMMANDS}: list the growth methods that fit a model, with the FLOPs that they "
@@ -74,12 +79,30 @@ EXTRAS: dict[str, dict[str, str]] = {
         ),
     },
     "card of a changed model": {"transformers": "jaxgrow.extras.commands.card"},
+    "operator function": {"prune": "jaxgrow.extras.pruning"},
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
+    "conversion": {"colours": "jaxgrow.extras.gray_images"},
+    "stored experts": {"fused": "jaxgrow.extras.families.fused_experts"},
+    "adapter": {"lora": "jaxgrow.extras.hf_peft.alone"},
+    "diagnosis": {
+        "quantised": "jaxgrow.extras.families.quantised",
+        **dict.fromkeys(("cause", "empty"), "jaxgrow.extras.families.misfits"),
+    },
+    "stored rotary scaling": dict.fromkeys(
+        ("longrope", "yarn"), "jaxgrow.extras.families.rope_scalings"
+    ),
+    "naming": dict.fromkeys(
+        ("unwrapped", "predicted layers", "predicted tensors"),
+        "jaxgrow.extras.families.tensor_names",
+    ),
+    "rounding": {"notes": "jaxgrow.extras.rounding"},
     "companion": {
         "lora": "jaxgrow.extras.hf_peft.companion",
         "optimizer": "jaxgrow.extras.integrations.companion",
     },
+    "generation": dict.fromkeys(("attention", "layers"), "jaxgrow.extras.models.cache"),
     "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),
+    "pooler": {"attention": "jaxgrow.extras.models.pooler"},
     "mixture of experts": {
         **dict.fromkeys(("Experts", "expert_rows"), "jaxgrow.extras.models.mixture"),
         **dict.fromkeys(("add_router_noise", "redraw_units"), "jaxgrow.extras.models.upcycling"),

@@ -176,7 +176,7 @@ class LayerDrop:
     programs: int = 4
     dropped: Literal["momentum", "freeze"] = "momentum"
 
-    # The choices that use a field (`train.config.effect` checks them).
+    # The choices that use a field (`train.extras.effect` checks them).
     used_with = {
         "depth": {"sensitivity": (None,)},
         "gamma": {"time": ("pld",)},

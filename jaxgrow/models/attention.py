@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgrow.axes.names import Tree
 from jaxgrow.registry import Registry
 from jaxgrow.sharding import current_platform, sequence_parts
 
@@ -21,6 +22,14 @@ By: TypeAlias = Literal["auto", "cudnn", "xla", "splash"]
 QUERIES = 128
 # The kernel that "auto" prefers to XLA's products, by platform.
 PREFERRED = {"gpu": "cudnn", "tpu": "splash"}
+
+
+# How a model continues a text: "attention" of tokens that follow a KV cache, and "layers", which run
+# the blocks after one.
+CONTINUING: Registry[Callable[..., Tree]] = Registry("generation")
+# The collection and the name under which attention sows its keys and values for a KV cache. They are
+# stored only if the collection is mutable.
+KEPT = ("intermediates", "keys_and_values")
 
 
 class Unsupported(ValueError):
@@ -112,12 +121,14 @@ def attention(
     seen_BHTS = _seen(length, causal, mask_BS, form)
     if not causal or q_BTHK.dtype == jnp.float64:
         seen_BHTS = _in_segment(seen_BHTS, form.segments_BT, 0, length)
-        return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
+        return attention_by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form)
     assert seen_BHTS is not None  # causal
     blocks = []
     for begin, end in query_blocks(length):
         mask = _in_segment(seen_BHTS[:, :, begin:end, :end], form.segments_BT, begin, end)
-        blocks.append(_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask, form))
+        blocks.append(
+            attention_by_xla(q_BTHK[:, begin:end], k_BSGK[:, :end], v_BSGK[:, :end], mask, form)
+        )
     return jnp.concatenate(blocks, 1) if len(blocks) > 1 else blocks[0]
 
 
@@ -171,46 +182,7 @@ def segment_positions(segments_BT: jax.Array) -> jax.Array:
     return at_BT - jax.lax.cummax(jnp.where(continues_BT, 0, at_BT), 1)
 
 
-def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: ScoreForm = PLAIN):
-    """Causal `attention` in XLA of tokens that follow a KV cache.
-
-    The rows of a batch may be at different positions.
-
-    Args:
-      past: ``((keys, values), positions)``. Keys and values are [B, S, G, K] of the positions from
-        0; entries from a row's first new position on are undefined. The positions of the new tokens
-        are int32 [B, T], less than S and consecutive in each row.
-      q_BTHK: queries of the tokens.
-      k_BTGK: keys of the tokens.
-      v_BTGK: values of the tokens.
-      form: as in `attention`.
-    """
-    old, positions_BT = past
-    k_BSGK, v_BSGK = (
-        put_at(a, b, positions_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True)
-    )
-    seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= positions_BT[:, None, :, None]
-    if form.window is not None:
-        seen_B1TS &= (
-            positions_BT[:, None, :, None] - jnp.arange(k_BSGK.shape[1])[None, None, None]
-            < form.window
-        )
-    return _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS, form)
-
-
-def put_at(old_BS, new_BT, first_B):
-    """Write each row's ``new_BT`` into ``old_BS`` at the positions from ``first_B`` on.
-
-    Both arrays may have further axes behind these two.
-    """
-
-    def row(old_S, new_T, first):
-        return jax.lax.dynamic_update_slice_in_dim(old_S, new_T, first, 0)
-
-    return jax.vmap(row)(old_BS, new_BT, first_B)
-
-
-def _by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: ScoreForm = PLAIN):
+def attention_by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: ScoreForm = PLAIN):
     dtype = q_BTHK.dtype
     head_dim = q_BTHK.shape[-1]
     if dtype != jnp.float64 and not form.cap and form.sinks_H is None:

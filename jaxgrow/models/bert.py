@@ -64,7 +64,7 @@ class BERTConfig(EncoderConfig):
     optional: ClassVar = ("first_position", "types")
     tied_parts: ClassVar = ("token_embedding", "position_embedding", "type_embedding", "head_norm")
 
-    # The choices that use a field (`train.config.effect` checks them for a training).
+    # The choices that use a field (`train.extras.effect` checks them for a training).
     used_with = {
         "masked": {"head": ("tokens",)},
         "pooling": ({"head": ("classes",)}, {"pooler": (True,)}),

@@ -496,7 +496,7 @@ class TextConfig(Config):
     # Whether attention can stop at the ends of documents, whose numbers are the input ``segments``.
     segments: ClassVar[bool] = False
 
-    # The choices that use a field (`train.config.effect` checks them for a training).
+    # The choices that use a field (`train.extras.effect` checks them for a training).
     used_with = {
         "classes": {"head": ("classes", "spans", "token_classes")},
         **{key: {"head": ("tokens",)} for key in ("tied", "head_positions")},

@@ -26,14 +26,14 @@ from jaxgrow.growth.maps import Growth, Rules, by_axes
 from jaxgrow.growth.matrices import dense
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import (
+    CONTINUING,
+    KEPT,
     ScoreForm,
     attention,
-    attention_after,
     mean_keys,
     segment_positions,
 )
 from jaxgrow.models.bottleneck import add_adapter
-from jaxgrow.models.cache import KEPT
 from jaxgrow.models.config import (
     EXPERTS,
     FLOATS,
@@ -198,7 +198,7 @@ class LlamaConfig(TextConfig):
     depth_scaled = True
     loops = True
 
-    # The choices that use a field (`train.config.effect` checks them for a training).
+    # The choices that use a field (`train.extras.effect` checks them for a training).
     used_with = {
         **{
             key: {"experts": "changed"}
@@ -580,7 +580,7 @@ class RotaryAttention(nn.Module):
             segments_BT=reading.segments_BT,
         )
         if reading.past is not None:
-            return attention_after(reading.past, q_BTHK, k_BTGK, v_BTGK, form)
+            return CONTINUING["attention"](reading.past, q_BTHK, k_BTGK, v_BTGK, form)
         return attention(
             q_BTHK,
             k_BTGK,

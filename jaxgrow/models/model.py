@@ -5,7 +5,7 @@ Shape suffixes: B batch, T positions, D embed.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax.nn.initializers import Initializer
 
 from jaxgrow.axes.names import BELOW, Params, Tree, named_init
 from jaxgrow.layerdrop.execution import KeepMask
-from jaxgrow.models.cache import Past, run_after
+from jaxgrow.models.attention import CONTINUING
 from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.stack import KeptTokens, Observe, loop_blocks, run_parts, stacked_blocks
 
@@ -28,6 +28,19 @@ def tokens_at(values_BT: jax.Array | None, positions_BS: jax.Array | None) -> ja
     return jnp.take_along_axis(values_BT, positions_BS, 1)
 
 
+class KVCache(Protocol):
+    """The keys and values of the tokens that a model has read (`jaxgrow.extras.models.cache.Past`)."""
+
+    @property
+    def positions(self) -> int:
+        """The number of positions in the cache."""
+        ...
+
+    def positions_BT(self, length: int) -> jax.Array:
+        """Return the positions of the next ``length`` tokens."""
+        ...
+
+
 class Call(NamedTuple):
     """The arguments of one call of a model, as `Model` describes them."""
 
@@ -39,7 +52,7 @@ class Call(NamedTuple):
     keep_mask: KeepMask | None = None
     kept_tokens: KeptTokens | None = None
     frozen: int = 0
-    past: Past | None = None
+    past: "KVCache | None" = None
 
     def named(self, name: str) -> jax.Array | None:
         """Return the input ``name``; None if it is not there."""
@@ -59,7 +72,7 @@ class Stack(NamedTuple):
     """The layers of a model: ``layer(w, x, *scale, positions=.., past=..)`` and stacked ``blocks``.
 
     ``positions`` [B, T] is set for tokens that are only some tokens of a sequence.
-    ``past`` is described in `run_after`.
+    ``past`` is described in `jaxgrow.extras.models.cache.run_after`.
     """
 
     layer: Callable
@@ -92,8 +105,8 @@ class Model(nn.Module):
     - ``frozen``: the number of frozen layers at the bottom. If it is not 0, these layers and the
       embeddings have no gradient, and no backward pass runs through them. A tied head has no
       gradient either.
-    - ``past``: the KV cache (`Past`). The tokens follow the cached ones, and the output is
-      ``(logits of the last token [B, vocab], the Past of only these tokens)``.
+    - ``past``: the KV cache (`jaxgrow.extras.models.cache.Past`). The tokens follow the cached ones, and the output is
+      ``(logits of the last token [B, vocab], the cache of only these tokens)``.
 
     A family supports ``observe``, ``keep_mask``, ``frozen`` and the arguments in ``supports``.
     """
@@ -116,7 +129,7 @@ class Model(nn.Module):
         keep_mask: KeepMask | None = None,
         kept_tokens: KeptTokens | None = None,
         frozen: int = 0,
-        past: Past | None = None,
+        past: "KVCache | None" = None,
     ):
         call = Call(inputs, mask_BS, observe, targets, each, keep_mask, kept_tokens, frozen, past)
         self.check(call)
@@ -220,14 +233,14 @@ class Model(nn.Module):
           options: arguments of `run_parts` that replace those of the call.
 
         Returns:
-          ``(output, results of observe)``, or with a KV cache as `run_after` returns them.
+          ``(output, results of observe)``, or with a KV cache as `jaxgrow.extras.models.cache.run_after` returns them.
         """
         layer, blocks = stack
         if call.past is not None:
             tokens_BT, last_B = last_tokens(call.inputs)
             layer = partial(layer, positions=call.past.positions_BT(tokens_BT.shape[1]))
             scan = self.config.scan_layers
-            return run_after(layer, blocks, x_BTD, call.past, last_B, scan=scan)
+            return CONTINUING["layers"](layer, blocks, x_BTD, call.past, last_B, scan=scan)
         some = call.kept_tokens
         return run_parts(
             layer,

@@ -15,8 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, VALUE, named_init
-from jaxgrow.models.attention import ScoreForm, attention, attention_after
-from jaxgrow.models.cache import KEPT
+from jaxgrow.models.attention import CONTINUING, KEPT, ScoreForm, attention
 from jaxgrow.sharding import axis_parts, current_platform, flatten_features
 
 
@@ -177,7 +176,7 @@ class SelfAttention(nn.Module):
                 form=ScoreForm(segments_BT=segments_BT),
             )
         else:
-            y_BTHK = attention_after(past, q_BTHK, k_BTHK, v_BTHK)
+            y_BTHK = CONTINUING["attention"](past, q_BTHK, k_BTHK, v_BTHK)
         axes = ("heads" + READ, "head_dim" + READ, "embed")
         out_shape = (c.heads, c.head_dim, c.embed)
         return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)

@@ -26,6 +26,7 @@ from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear, SelfAttention, layer_scaled, quick_gelu
 from jaxgrow.models.norms import LayerNorm
 from jaxgrow.models.patches import PatchConfig, class_head, embed_patches
+from jaxgrow.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class ViTConfig(PatchConfig):
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = field(default="gelu", repr=False)
 
     optional: ClassVar = ("registers",)
-    # The choices that use a field (`train.config.effect` checks them for a training).
+    # The choices that use a field (`train.extras.effect` checks them for a training).
     used_with = {
         **{key: {"head": ("classes",)} for key in ("mean_head", "head_bias", "classes")},
         "pooler": {"head": ("states",)},
@@ -153,6 +154,10 @@ ACTIVATIONS: dict[str, Callable] = {
 }
 
 
+# The module of the pooler of SigLIP.
+POOLERS: Registry[Callable[..., nn.Module]] = Registry("pooler")
+
+
 class ViTBlock(nn.Module):
     """A pre-LN block: ``x += attention(norm(x)); x += mlp(norm(x))``.
 
@@ -195,30 +200,10 @@ def pooler_output(c: ViTConfig, x_BTD: jax.Array) -> jax.Array:
     Call it inside a compact module, which gets the pooler's parameters as ``pooler``.
     """
     if c.pooler == "attention":
-        return AttentionPooler(c, x_BTD.dtype, name="pooler")(x_BTD)
+        return POOLERS["attention"](c, x_BTD.dtype, name="pooler")(x_BTD)
     axes = ("embed" + READ, "embed")
     shape = (c.embed, c.embed)
     return jnp.tanh(Linear(axes, shape, 1, INIT, x_BTD.dtype, name="pooler")(x_BTD[:, 0]))
-
-
-class AttentionPooler(nn.Module):
-    """The pooler of SigLIP: ``y = attention of a learned query over x; y + mlp(norm(y))``."""
-
-    config: ViTConfig
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x_BTD):
-        c = self.config
-        probe_D = self.param(
-            "probe", named_init(INIT, "embed" + BELOW, role="embedding"), (c.embed,)
-        )
-        probe_B1D = jnp.broadcast_to(probe_D.astype(self.dtype), (len(x_BTD), 1, c.embed))
-        attention = SelfAttention(c, INIT, INIT, self.dtype, name="attention")
-        y_B1D = attention(x_BTD, asking_BTD=probe_B1D)
-        h_B1D = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(y_B1D)
-        mlp = MLP(c.embed, c.mlp, INIT, INIT, self.dtype, ACTIVATIONS[c.activation], name="mlp")
-        return (y_B1D + mlp(h_B1D))[:, 0]
 
 
 class ViT(Model):

@@ -17,11 +17,14 @@ The most used ones are:
 `jaxgrow.operators.depth.stack`           deepen: all layers, then all layers again
 `jaxgrow.operators.depth.llama_pro`       deepen by layers that do nothing at first
 `jaxgrow.operators.multilevel.coalesce`   make a model smaller by averaging units or layers, for a V-cycle
-`jaxgrow.operators.pruning.prune`         make a model smaller by removing the least important units
+`jaxgrow.extras.pruning.prune`            make a model smaller by removing the least important units
 `jaxgrow.operators.experts.upcycle`       turn each MLP into several experts
 ========================================  ========================================================
 """
 
+from collections.abc import Callable
+
+from jaxgrow.growth.maps import Growth
 from jaxgrow.operators import depth as _depth
 from jaxgrow.operators import experts as _experts
 from jaxgrow.operators import ligo as ligo
@@ -40,8 +43,19 @@ from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.tying import *  # noqa: F403
 from jaxgrow.operators.width import *  # noqa: F403
 from jaxgrow.operators.width import fpi
+from jaxgrow.registry import Registry
 
 net2net = fpi  # the original name of the same operator
+# Functions of extras that this package also provides.
+LATER: Registry[Callable[..., Growth]] = Registry("operator function")
+
+
+def __getattr__(name: str) -> Callable[..., Growth]:
+    """Return a function of an extra, such as `prune`."""
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return LATER[name]
+
 
 __all__ = [
     "DEPTH",

@@ -188,7 +188,7 @@ def mslt(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     """Repeat the top ``L' - L`` layers on top of the model: multi-stage layerwise training.
 
     After each growth, the method trains only the new layers. In its last stage, it trains all
-    layers (`jaxgrow.optim.freeze`).
+    layers (`jaxgrow.extras.freeze`).
 
     {sections}
 
@@ -384,7 +384,7 @@ def llama_pro(sizes: Sizes, target: Sizes, post_norm: bool = False) -> Rules:
 
     One new layer follows after every ``L / (L' - L)`` layers. The operator preserves the function
     of any pre-LN model bitwise. At first, only the zeroed kernels of a new layer have a gradient.
-    The authors train only the new layers (`jaxgrow.optim.freeze`). The identity blocks of LEMON and
+    The authors train only the new layers (`jaxgrow.extras.freeze`). The identity blocks of LEMON and
     bert2BERT have the same form. ``W_out`` and ``W_down`` are the kernels of layers whose output
     axis is ``embed``. Norms and scales are copied. If a norm follows each sublayer (``post_norm``;
     OLMo 2, Gemma 2), the scale of this norm is set to zero instead of the kernels. Otherwise the

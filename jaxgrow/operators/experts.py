@@ -86,7 +86,7 @@ def expert_copies(sizes: Sizes, target: Sizes, utility: ArrayLike | None = None)
     Args:
       {arguments}
       utility: the utility of each expert, ``[layers, experts]``, at least 0, such as
-        `jaxgrow.models.importance.expert_utility`; None: all experts are equal.
+        `jaxgrow.extras.importance.expert_utility`; None: all experts are equal.
 
     Returns:
       The map of ``experts``, or rules with a term for each layer.

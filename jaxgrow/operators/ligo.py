@@ -96,7 +96,7 @@ class LiGO:
     shared: bool = True
     tied: bool = True
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {
         "noise": ({"depth": ("stack", "interleave")}, {"width": ("selection",)}),
     }

@@ -1,5 +1,5 @@
-"""How are parameters updated: Muon, CompleteP, and frozen parameters?"""
+"""How are parameters updated: Muon and CompleteP?"""
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["completep", "freeze", "muon"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["completep", "muon"])

@@ -25,6 +25,7 @@ from jaxgrow.axes import (
     with_direction,
 )
 from jaxgrow.axes.names import by_path, layer_kernels
+from jaxgrow.extras.freeze import Freeze, hold_frozen
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.growth.maps import Rule, Rules
 from jaxgrow.growth.moments import RebiasState, rebias
@@ -47,7 +48,6 @@ from jaxgrow.operators import (
     staged,
     zero_pad,
 )
-from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train.state.optim import decays
 
 SIZES = dict(layers=2, embed=8, heads=4, head_dim=2, mlp=5)

@@ -7,7 +7,7 @@ from checkpoints import change
 from published import called, content, published, refused
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf import layer_lists
+from jaxgrow.extras.families import tensor_names
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -71,7 +71,7 @@ def test_the_text_part_of_a_model_of_images_is_checked(tmp_path):
         open_checkpoint(tmp_path / "a")
 
 
-@pytest.mark.parametrize("key", layer_lists.FURTHER)
+@pytest.mark.parametrize("key", tensor_names.FURTHER)
 def test_layers_for_further_tokens_explain_surplus_entries(tmp_path, key, capsys):
     folder = published(tmp_path / "a", "Qwen3ForCausalLM", use_sliding_window=True)
     change(folder, layer_types=[FULL] * 5, **{key: 1})

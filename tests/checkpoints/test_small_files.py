@@ -18,6 +18,7 @@ from train.common import files
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
 from train.data.text import read_tokens
+from train.extras.comparison_scores import kept_evaluations
 from train.store.workdir import Workdir
 
 
@@ -129,7 +130,7 @@ def test_damaged_files_of_a_finished_run_are_named_with_a_fix(
         "result.json": lambda: Run("tiny", 0, run).result,
         "metrics.jsonl": lambda: Run("tiny", 0, run).curve,
         "scores.json": lambda: Workdir(run).scores,
-        "evaluated.json": lambda: Workdir(run).evaluated,
+        "evaluated.json": lambda: kept_evaluations(Workdir(run)),
     }
     with pytest.raises(UserError, match=f"^{re.escape(str(run / name))} is damaged: .*{way_out}"):
         reading[name]()

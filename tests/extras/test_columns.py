@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from limits import using_limits
 
 from jaxgrow.models import GPT2Config
-from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data.text import Data, read_tokens
 from train.extras.text import formats

@@ -10,7 +10,6 @@ import pytest
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig, GPT2Config
 from train.common.errors import UserError
-from train.config.effect import refuse_unused
 from train.config.experiment import (
     Experiment,
     check_experiment,
@@ -19,6 +18,7 @@ from train.config.experiment import (
     listed_experiments,
     load_experiment,
 )
+from train.extras.effect import refuse_unused
 from train.extras.fine_tune import FineTune
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.task import Labelled

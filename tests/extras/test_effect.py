@@ -13,20 +13,20 @@ import numpy as np
 import pytest
 import runs
 
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.extras.peft.lora import LoRA, init_lora, merge_lora
 from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop, Variance
 from jaxgrow.layerdrop.schedules import schedule
 from jaxgrow.models import Adapter, BERTConfig, Config, Loop, ViTConfig
 from jaxgrow.operators.ligo import LiGO
-from jaxgrow.optim.freeze import Freeze
 from jaxgrow.typed import allowed_values, field_types
 from train.common.errors import UserError
-from train.config.effect import declared_conditions, refuse_unused
 from train.config.experiment import Experiment, experiment_json, load_experiment
 from train.config.resuming import class_of
 from train.data.dataset import DATASETS
 from train.data.text import Data
 from train.data.windows import next_tokens
+from train.extras.effect import declared_conditions, refuse_unused
 from train.extras.fine_tune import Best, FineTune
 from train.extras.images.augment import Augment
 from train.extras.images.images import Images

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import runs
 import tensorflow_datasets as tfds
+from limits import using_limits
 from prepared import prepare
 
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
-from jaxgrow.untrusted import using_limits
 from train import evaluate as command
 from train.common.errors import UserError
 from train.extras.evaluation.benchmarks import _manager

@@ -10,8 +10,9 @@ import pytest
 import tiny
 
 from jaxgrow import grow
+from jaxgrow.extras import importance
 from jaxgrow.extras.models.upcycling import add_router_noise
-from jaxgrow.models import LlamaConfig, importance
+from jaxgrow.models import LlamaConfig
 from jaxgrow.operators import OPERATORS, expert_copies
 from train.plan.transforms import Grow
 from train.state.model import TrainState

@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 
 from jaxgrow import checkpoints, flops, operators
 from jaxgrow.checkpoints import load, orbax, save
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import Adapter, ViTConfig
 from jaxgrow.models.patches import resized_positions
-from jaxgrow.optim.freeze import Freeze
 from train import finetune as command
 from train.common.errors import UserError
 from train.extras import model_card

@@ -9,8 +9,9 @@ import pytest
 import runs
 
 from jaxgrow.layerdrop import LayerDrop
-from train.analysis.comparing import run_comparison, shared_steps, shortened_experiment
+from train.analysis.comparing import run_comparison, shortened_experiment
 from train.analysis.runs import Run
+from train.extras.sharing import branch_run, shared_steps
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
 from train.run import trainer
@@ -79,7 +80,7 @@ def test_a_killed_start_is_repeated(baseline, tmp_path, executed):
     (folder / "checkpoints/6").rename(long.checkpoints / "6")
     shutil.rmtree(long.board)
     shutil.rmtree(folder)
-    Workdir(folder).branch(long, 6, short)
+    branch_run(Workdir(folder), long, 6, short)
     (folder / "checkpoints/6").rename(long.checkpoints / "6")
     assert Workdir(folder).begun
     executed.clear()

@@ -16,6 +16,7 @@ from scipy import stats
 
 from jaxgrow import checkpoints, sharding
 from jaxgrow.extras.models import generation
+from jaxgrow.extras.models.cache import Past
 from jaxgrow.extras.models.generation import (
     WATCHED,
     Sampling,
@@ -25,7 +26,6 @@ from jaxgrow.extras.models.generation import (
     penalize_repeats,
 )
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
-from jaxgrow.models.cache import Past
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -20,11 +20,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cases import cases
+from limits import using_limits
 from PIL import Image
 from pyarrow import parquet
 
 from jaxgrow.checkpoints.io.checksums import seal
-from jaxgrow.untrusted import UntrustedError, using_limits
+from jaxgrow.untrusted import UntrustedError
 from train.common.errors import UserError
 from train.data import cache
 from train.data.text import Data, read_tokens

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import runs
+from limits import using_limits
 
 from jaxgrow.checkpoints import save
 from jaxgrow.models import GPT2Config
-from jaxgrow.untrusted import using_limits
 from train.common.errors import UserError
 from train.data.text import Data, read_tokens
 from train.extras.bounded import BoundedTokenizer, child

@@ -64,7 +64,7 @@ from train.state import mesh
 gc.disable()  # as the tests do
 address, process, jobs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 joining.join_processes(address, 2, process)
-rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trainer.opened_trackers, mesh._placed
+rate, save, opened, placed = inputs.learning_rate, Checkpoints.save, trainer.TRACKERS, mesh._placed
 calls = 0
 
 
@@ -96,7 +96,7 @@ def main():
             raise UserError("no tracker")
 
         inputs.learning_rate, Checkpoints.save, mesh._placed = terminated, killed, reordered
-        trainer.opened_trackers = refused if job.get("untracked") else opened
+        trainer.TRACKERS = {"services": refused} if job.get("untracked") else opened
         try:
             experiment = load_experiment(job["config"], job.get(f"set{process}", []))
             said = {"loss": run_experiment(experiment, job["folder"])["val_loss"]}

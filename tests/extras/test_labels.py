@@ -11,7 +11,8 @@ from finetunings import FAMILIES, tuning
 
 from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import open_checkpoint, save
-from jaxgrow.checkpoints.hf.labels import Head, label_keys, read_head
+from jaxgrow.checkpoints.hf.labels import label_keys
+from jaxgrow.extras.head_labels import Head, read_head
 from train.common.errors import UserError
 from train.extras.labelled.heads import class_order, keeps_head, learned_head
 from train.extras.labelled.supervised import model_outputs, score_model

@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from train import compare
-from train.config.lengths import load_alike
+from train.extras.lengths import load_alike
 from train.plan.methods import Growing, GrowTo, Learned, TrainStage
 
 DEEP = replace(runs.MODEL, layers=4)

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from limits import using_limits
 
-from jaxgrow.untrusted import UntrustedError, using_limits
+from jaxgrow.untrusted import UntrustedError
 from train.common.errors import UserError
 from train.data.text import Data, read_tokens
 from train.extras.text.mixing import training_text

@@ -25,16 +25,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from jaxgrow import checkpoints, correct, grow, swap
 from jaxgrow.axes import axis_kind, is_layers, sibling_axis
 from jaxgrow.cli.program import main
+from jaxgrow.extras import importance
 from jaxgrow.extras.commands.model_inputs import inputs_from_file
-from jaxgrow.extras.models.swin import SwinConfig
-from jaxgrow.growth.matrices import dense
-from jaxgrow.models import GPT2Config, LlamaConfig, importance
-from jaxgrow.models.importance import (
+from jaxgrow.extras.importance import (
     angular_distance,
     block_influence,
     residual_streams,
     unit_importance,
 )
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.growth.matrices import dense
+from jaxgrow.models import GPT2Config, LlamaConfig
 from jaxgrow.operators import best_units, keep_units, llama_pro, prune
 from train.plan.methods import VCycle
 from train.plan.training import Measure, Train

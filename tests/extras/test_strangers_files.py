@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import tensorstore as ts
 from checkpoints import CONFIG, saved
+from limits import using_limits
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import inside
 from jaxgrow.cli.program import main
 from jaxgrow.extras.hf_peft.peft_settings import PeftSettings
-from jaxgrow.untrusted import UntrustedError, checked_tree, using_limits
+from jaxgrow.untrusted import UntrustedError, checked_tree
 
 DEEP = ("--method", "stack", "--layers", "8")
 

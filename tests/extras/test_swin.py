@@ -17,6 +17,7 @@ from swin_equations import attention, linear, norm
 
 from jaxgrow import flops, sizes
 from jaxgrow.axes import stages
+from jaxgrow.extras.freeze import Freeze, hold_frozen
 from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import KeepMask, LayerDrop
@@ -28,7 +29,6 @@ from jaxgrow.operators import (
     new_layers,
     stack,
 )
-from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train.plan.modifiers import KeepMasks
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -13,8 +13,8 @@ import runs
 from train.common.errors import UserError
 from train.config.experiment import experiment_json
 from train.config.resuming import resume_conflicts
+from train.extras import trackers
 from train.run.trainer import run_experiment
-from train.store import trackers
 from train.store.recorder import Recorder
 
 
@@ -51,7 +51,7 @@ def recorded(folder, *given):
 def test_a_tracker_gets_what_the_log_has(tmp_path, monkeypatch, experiment):
     kept = Kept()
     monkeypatch.setitem(
-        trackers.TRACKERS._added, "wandb", lambda *about: setattr(kept, "about", about) or kept
+        trackers.SERVICES, "wandb", lambda *about: setattr(kept, "about", about) or kept
     )
     monkeypatch.setattr(trackers, "find_spec", lambda name: True)
     kept.id = "abc"
@@ -108,7 +108,7 @@ def test_a_service_that_refuses_the_run_is_named(tmp_path, experiment, monkeypat
     def refuses(*_):
         raise ConnectionError("api_key\nnot configured")
 
-    monkeypatch.setitem(trackers.TRACKERS._added, "wandb", refuses)
+    monkeypatch.setitem(trackers.SERVICES, "wandb", refuses)
     monkeypatch.setattr(trackers, "find_spec", lambda name: True)
     message = r"loggers=wandb cannot be opened \(ConnectionError: api_key not configured\)"
     with pytest.raises(UserError, match=message):

@@ -9,8 +9,8 @@ import pytest
 
 import jaxgrow
 from jaxgrow.axes import is_names
-from jaxgrow.extras.other_models.checking import check_rules
 from jaxgrow.extras.other_models.naming import by_convention, from_rules, infer_rules, unwrapped
+from jaxgrow.extras.other_models.rule_checks import check_rules
 from jaxgrow.growth.moments import grow_optimizer
 from jaxgrow.operators import hypercloning
 

@@ -14,6 +14,7 @@ import pytest
 import runs
 
 from train import pretrain
+from train.extras import profiling
 from train.step import xla
 
 
@@ -39,10 +40,10 @@ def test_this_version_of_xla_knows_all_flags():
 
 def test_a_profile_is_a_trace_of_the_asked_steps(tmp_path):
     said = []
-    profile = xla.Profile(2, tmp_path, said.append)
+    profile = profiling.Profile(2, tmp_path, said.append)
     work = jax.jit(lambda x: jnp.sin(x) @ x)
     x = jnp.ones((8, 8))
-    for _ in range(xla.FIRST + 4):
+    for _ in range(profiling.FIRST + 4):
         with jax.profiler.TraceAnnotation("annotated step"):
             x = work(x)
         profile.step(x)

@@ -17,10 +17,10 @@ import pytest
 import runs
 import tiny
 
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.layerdrop import KeepMask, LayerDrop, TokenDrop, sample_tokens
 from jaxgrow.models.gpt2 import GPT2Block
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.data.windows import next_tokens
 from train.extras.modifiers import DropTokens, FreezeParts

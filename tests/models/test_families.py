@@ -31,10 +31,10 @@ from growths import DEPTH
 from jaxgrow import checkpoints, operators, preserves_function, sizes
 from jaxgrow.axes import is_names
 from jaxgrow.checkpoints.source import leaves_by_path
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, TokenDrop
 from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import ligo
-from jaxgrow.optim.freeze import Freeze
 from train import pretrain
 from train.extras.images.images import Images
 from train.extras.inherit import Inherit, Teacher

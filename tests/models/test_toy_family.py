@@ -31,7 +31,7 @@ from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.extras.models.generation import generate
-from jaxgrow.extras.other_models.checking import check_rules
+from jaxgrow.extras.other_models.rule_checks import check_rules
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models import Config, from_json

@@ -12,15 +12,15 @@ import tiny
 from cases import cases
 
 from jaxgrow import grow, grow_optimizer
+from jaxgrow.extras.freeze import Freeze
+from jaxgrow.extras.models.cache import Past
 from jaxgrow.extras.preservation import output_rms
 from jaxgrow.flops import counted, forward_flops, train_flops
 from jaxgrow.growth.maps import swap
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import GPT2Config, LlamaConfig, Loop
-from jaxgrow.models.cache import Past
 from jaxgrow.models.stack import KeptTokens
 from jaxgrow.operators import hypercloning, interleave, loop, unloop
-from jaxgrow.optim.freeze import Freeze
 from train.extras.modifiers import FreezeParts
 from train.plan.modifiers import DropLayers
 from train.plan.training import Train

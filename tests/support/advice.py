@@ -13,9 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from limits import using_limits
+
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main as jaxgrow
-from jaxgrow.untrusted import UntrustedError, file_limits, using_limits
+from jaxgrow.untrusted import UntrustedError, file_limits
 from train.common.errors import UserError
 
 ERRORS = (UserError, CheckpointError, UntrustedError, ValueError, ImportError)

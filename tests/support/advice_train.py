@@ -15,12 +15,12 @@ import numpy as np
 import runs
 from advice import Case, Place, cli, command, part, parts, settings, without
 from finetunings import FAMILIES, cola, squad, tuning
+from limits import using_limits
 from tokenizers import Tokenizer, models
 
 from jaxgrow import checkpoints
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
-from jaxgrow.untrusted import using_limits
 from train import generate, pretrain
 from train.config.experiment import Experiment, check_experiment, load_experiment
 from train.config.overrides import with_overrides

@@ -687,10 +687,10 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),
     "jaxgrow/checkpoints/orbax.py::Orbax._handed_over": attacked("run for transformers"),
     "jaxgrow/checkpoints/orbax.py::Orbax._stored": attacked("run data"),
-    "jaxgrow/checkpoints/orbax.py::RunCheckpoint.__init__": attacked(
+    "jaxgrow/extras/run_checkpoint.py::RunCheckpoint.__init__": attacked(
         "unfinished run", "unfinished data"
     ),
-    "jaxgrow/checkpoints/orbax.py::is_of_run": attacked("unfinished run"),
+    "jaxgrow/extras/run_checkpoint.py::RunCheckpoint.accepts": attacked("unfinished run"),
     "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
         "it deletes only folders with the prefix and the token of an export, no links"
     ),

@@ -23,12 +23,14 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
 from train.common.files import write_arrays, write_record
-from train.extras import adapting, timing
+from train.extras import adapting, sharing, timing, trackers
 from train.extras import branching as origin
+from train.extras.comparison_scores import kept_evaluations
 from train.extras.evaluation import published, tasks
 from train.extras.learned_maps import read_arrays
+from train.extras.tensorboard import TensorBoard
 from train.extras.tokenizers.loading import load_tokenizer
-from train.store import intact, recorder, trackers, workdir
+from train.store import intact, recorder, workdir
 from train.store.checkpoint import Checkpoints
 from train.store.workdir import Workdir
 
@@ -117,9 +119,7 @@ def _copied(folder: Path) -> None:
 
 def _tracked(folder: Path) -> None:
     experiment: Any = SimpleNamespace(loggers=("json",))
-    with mock.patch.dict(
-        trackers.TRACKERS._added, json=lambda *about: SimpleNamespace(id=about[2])
-    ):
+    with mock.patch.dict(trackers.SERVICES, json=lambda *about: SimpleNamespace(id=about[2])):
         trackers.opened_trackers(experiment, folder / "run")
 
 
@@ -153,7 +153,9 @@ def _branched(folder: Path) -> None:
     about: Any = SimpleNamespace(cost=SimpleNamespace(events={"events.a": 3}))
     experiment = runs.experiment(folder.parent / "out")
     with mock.patch.object(workdir.checkpoint, "checkpoint_record", lambda kept: about):
-        out._take(Workdir(folder / "run"), folder / "run" / "checkpoints" / "1", experiment)
+        sharing._take(
+            out, Workdir(folder / "run"), folder / "run" / "checkpoints" / "1", experiment
+        )
 
 
 OF_BYTES = replace(CONFIG_OF_MODEL, vocab=256).with_head("classes", 2)
@@ -230,7 +232,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "evaluated.json": Subject(
         _written("evaluated.json"),
-        lambda folder: Workdir(folder / "run").evaluated,
+        lambda folder: kept_evaluations(Workdir(folder / "run")),
         harmless=LINKED | {"missing": "the run was not evaluated"},
     ),
     "metrics.jsonl": Subject(
@@ -281,7 +283,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "events to continue": Subject(
         _run("tensorboard/events.a"),
-        lambda folder: trackers.TensorBoard(folder / "run/tensorboard", {"events.a": 3}).close(),
+        lambda folder: TensorBoard(folder / "run/tensorboard", {"events.a": 3}).close(),
         harmless=UNREAD_LOG | LEFT_OUT,
     ),
     "events to copy": Subject(
@@ -327,7 +329,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "config.json of somebody": Subject(
         _written("config.json"),
-        lambda folder: Workdir(folder / "run")._check_unused(),
+        lambda folder: Workdir(folder / "run").check_unused(),
         harmless=LINKED | {"missing": "the folder is then a new one"},
     ),
     "times of steps": Subject(
@@ -351,7 +353,7 @@ ROWS: dict[str, Row] = {
     "train/extras/run_plots.py::save_figure": ours(NAMED),
     "train/arguments.py::command_parser": trusted("it reads a module of this package"),
     "train/common/commands.py::config_text": trusted(CONFIG),
-    "train/config/lengths.py::load_alike": trusted(CONFIG),
+    "train/extras/lengths.py::load_alike": trusted(CONFIG),
     "train/common/files.py::write_text": ours(PARTS),
     "train/common/files.py::write_record": ours(PARTS),
     "train/common/files.py::read_record": attacked(
@@ -364,8 +366,8 @@ ROWS: dict[str, Row] = {
         "config.json", "result.json", "metrics.jsonl", "compare.json"
     ),
     "train/store/intact.py::_foreign": attacked("step"),
-    "train/store/workdir.py::Workdir._check_unused": attacked("config.json of somebody"),
-    "train/store/workdir.py::Workdir._take": attacked("log to branch"),
+    "train/store/workdir.py::Workdir.check_unused": attacked("config.json of somebody"),
+    "train/extras/sharing.py::_take": attacked("log to branch"),
     "train/common/endings.py::prepare_command": ours(
         "it opens /dev/null in place of a closed output"
     ),
@@ -390,14 +392,14 @@ ROWS: dict[str, Row] = {
     "train/store/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
     "train/run/trainer.py::RunSetup._begin": ours(SAVES),
     "train/extras/branching.py::Origin.copy_log": attacked("log to copy", "events to copy"),
-    "train/store/workdir.py::Workdir.copy_board": attacked("events to copy"),
+    "train/extras/sharing.py::copy_board": attacked("events to copy"),
     "train/store/recorder.py::_opened_log": attacked("log to continue"),
-    "train/store/trackers.py::opened_trackers": attacked("trackers.json"),
+    "train/extras/trackers.py::opened_trackers": attacked("trackers.json"),
     "train/extras/model_card.py::write_card": ours(PARTS),
-    "train/store/trackers.py::TensorBoard.__init__": attacked("events to continue"),
+    "train/extras/tensorboard.py::TensorBoard.__init__": attacked("events to continue"),
     "train/store/workdir.py::Workdir.config": attacked("config.json"),
     "train/store/workdir.py::Workdir.scores": attacked("scores.json"),
-    "train/store/workdir.py::Workdir.evaluated": attacked("evaluated.json"),
+    "train/extras/comparison_scores.py::kept_evaluations": attacked("evaluated.json"),
     "train/store/workdir.py::Workdir.result": attacked("result.json"),
     "train/store/workdir.py::Workdir.lines": attacked("metrics.jsonl"),
     "train/extras/evaluation/tasks.py::evaluate_tasks": attacked("text to evaluate"),

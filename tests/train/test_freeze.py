@@ -16,9 +16,9 @@ import tiny
 
 from jaxgrow import grow, operators
 from jaxgrow.axes import BELOW, has_mark, leaves
+from jaxgrow.extras.freeze import Freeze, hold_frozen
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
-from jaxgrow.optim.freeze import Freeze, hold_frozen
 from train import pretrain
 from train.data.windows import next_tokens
 from train.extras.modifiers import FreezeParts

@@ -15,13 +15,14 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig
 from train import pretrain
 from train.common.errors import UserError, exits_cleanly
+from train.extras.aot import memory
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.training import PhaseStart
 from train.state.mesh import Mesh, token_devices
 from train.state.model import shardings
 from train.state.optim import Optim
-from train.step import memory, programs
+from train.step import programs
 from train.store.checkpoint import Checkpoints
 
 MESHES = {

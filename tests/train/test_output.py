@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from limits import using_limits
 
-from jaxgrow.untrusted import Limits, UntrustedError, escape_text, file_limits, using_limits
+from jaxgrow.untrusted import Limits, UntrustedError, escape_text, file_limits
 from train.common.commands import Parser
 from train.common.output import say
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import runs
 
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.layerdrop import LayerDrop
-from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import experiment_json
 from train.config.overrides import all_settings, with_overrides, wrong_types

@@ -14,18 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
+from limits import using_limits
 
 from jaxgrow.checkpoints import open_checkpoint, orbax
 from jaxgrow.checkpoints.io.folders import lock_file
-from jaxgrow.untrusted import UntrustedError, using_limits
+from jaxgrow.untrusted import UntrustedError
 from train import pretrain
 from train.common import files
 from train.common.errors import UserError, explained_error
 from train.common.files import write_arrays, write_record
+from train.extras.comparison_scores import kept_evaluations
 from train.extras.learned_maps import read_arrays
+from train.extras.tensorboard import TensorBoard
 from train.store.checkpoint import Checkpoints
 from train.store.recorder import Recorder
-from train.store.trackers import TensorBoard
 from train.store.workdir import Workdir
 
 
@@ -99,6 +101,8 @@ def test_json_is_read_from_regular_files_only(run, secret, name):
     def read():
         workdir = Workdir(run)
         (run / "config.json").exists()
+        if name == "evaluated.json":
+            return kept_evaluations(workdir)
         return getattr(workdir, name.removesuffix(".json"))
 
     (run / name).symlink_to(secret)

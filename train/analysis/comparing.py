@@ -6,27 +6,22 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from jaxgrow.registry import Registry
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
-from train.analysis.upcoming import Upcoming
 from train.common.errors import Diverged, UserError
 from train.common.hosts import is_first, on_process_zero
 from train.common.output import note, say
 from train.config.experiment import (
     Experiment,
-    described_differences,
     experiment_json,
     print_warnings,
 )
 from train.config.overrides import refuse_seeds
-from train.plan.training import Train
 from train.plan.transforms import LoadCheckpoint
 from train.run.trainer import run_experiment
-from train.state.optim import learning_rate
-from train.store.workdir import Workdir
 
 # Name of a score -> its value for each config and seed.
 Scores: TypeAlias = dict[str, list[list[float]]]
@@ -35,10 +30,51 @@ Scores: TypeAlias = dict[str, list[list[float]]]
 SCORERS: Registry[Callable[[Namespace], Callable[[Sequence[Sequence[Run]]], Scores]]] = Registry(
     "comparison score", "train.extras"
 )
+# "alike" loads the configs of a comparison with the settings of the command line, and returns a
+# sentence about each change of relative lengths.
+LENGTHS: Registry[Callable[[Sequence[str], Sequence[str]], tuple[list[Experiment], list[str]]]] = (
+    Registry("lengths", "train.extras")
+)
 # What draws a comparison into figures of a folder, and returns their paths.
 FIGURES: Registry[Callable[[Comparison, Path], list[Path]]] = Registry(
     "comparison figures", "train.extras"
 )
+
+
+class Sharing(NamedTuple):
+    """How shorter runs take their first steps from the baseline.
+
+    Attributes:
+      shared: function from the baseline and a shorter baseline to the number of first steps that
+        they have in common.
+      begin: function from the shorter baseline, a run of the baseline, this number and the folder of
+        all runs; it lets a run begin at the checkpoint that the baseline has kept for it.
+    """
+
+    shared: Callable[[Experiment, Experiment], int]
+    begin: Callable[[Experiment, Run, int, Path], None]
+
+
+SHARING: Registry[Sharing] = Registry("sharing", "train.extras")
+
+
+class Announcer(Protocol):
+    """Describes the runs of a comparison before they run."""
+
+    def first_line(self, workdir: Path) -> str:
+        """Return one line with the number of runs, their names, and about how long they take."""
+        ...
+
+    def line(self, experiment: Experiment, seed: int) -> str:
+        """Return the line before one run."""
+        ...
+
+
+# "runs" takes the configs, the shorter baselines, the number of first steps that each of them takes
+# from the baseline, and the seeds.
+ANNOUNCERS: Registry[
+    Callable[[Sequence[Experiment], Sequence[Experiment], Sequence[int], Sequence[int]], Announcer]
+] = Registry("announcer", "train.extras")
 
 
 def run_comparison(
@@ -70,8 +106,8 @@ def run_comparison(
 
     for experiment in shorter:
         print_warnings(experiment)
-    shared = [shared_steps(configs[0], e) for e in shorter]
-    upcoming = Upcoming(configs, shorter, shared, seeds)
+    shared = [SHARING["steps"].shared(configs[0], e) for e in shorter]
+    upcoming = ANNOUNCERS["runs"](configs, shorter, shared, seeds)
     _announce(upcoming.first_line(workdir))
 
     def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:
@@ -90,7 +126,7 @@ def run_comparison(
     left = [run.seed for run in baseline]
     for experiment, step in zip(shorter, shared, strict=True):
         for of in baseline:
-            on_process_zero(partial(_branch, experiment, of, step, workdir))
+            on_process_zero(partial(SHARING["steps"].begin, experiment, of, step, workdir))
     others = [finished(e, left) for e in configs[1:]]
     frontier = [finished(e, left) for e in shorter]
     return Comparison(
@@ -101,41 +137,6 @@ def run_comparison(
 def _announce(line: str) -> None:
     if is_first():
         note(line)
-
-
-def shared_steps(experiment: Experiment, shorter: Experiment) -> int:
-    """Return the number of first steps that two runs have in common.
-
-    If the experiments differ only in their numbers of steps, these are the steps with equal
-    learning rates. With ``optim.schedule=wsd``, they end where the shorter run begins to decay.
-    Runs with other differences, several phases or modifiers have 0 steps in common.
-    """
-    changed = {
-        d.partition(": ")[0]
-        for d in described_differences(experiment_json(experiment), experiment_json(shorter))
-    }
-    (long, *later), short = experiment.plan, shorter.plan[0]
-    if not (changed <= {"name", "steps"} and isinstance(long, Train) and isinstance(short, Train)):
-        return 0
-    if later or long.modifiers:
-        return 0
-
-    def same(step: int) -> bool:
-        rates = [learning_rate(phase.optim, phase.steps, step) for phase in (long, short)]
-        return rates[0] == rates[1]
-
-    last = short.steps - 1  # every run computes its last step itself, because it is validated there
-    return next((step for step in range(last) if not same(step)), last)
-
-
-def _branch(shorter: Experiment, baseline: Run, step: int, workdir: Path) -> None:
-    """Let a shorter run begin at the checkpoint that the baseline has kept for it."""
-    new = Workdir(workdir / f"{shorter.name}-seed{baseline.seed}")
-    if new.branch(Workdir(baseline.folder), step, replace(shorter, seed=baseline.seed)):
-        say(
-            f"{new.folder.name} shares its first {step} steps with {baseline.folder.name}",
-            file=sys.stderr,
-        )
 
 
 def attempt_run(

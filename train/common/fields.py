@@ -1,14 +1,14 @@
 """What the fields of settings say about themselves, for `train.config`.
 
 A class with the attribute ``step_counts`` names its fields that are numbers of steps, which do not
-change with the length of a run (`train.config.lengths`).
+change with the length of a run (`train.extras.lengths`).
 """
 
 from collections.abc import Mapping
 
 from jaxgrow.typed import Json
 
-# Values of conditions in the ``used_with`` of a class (`train.config.effect`).
+# Values of conditions in the ``used_with`` of a class (`train.extras.effect`).
 CHANGED = "changed"
 GIVEN = "given"
 SAME = "same"

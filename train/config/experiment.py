@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +28,6 @@ from train.common.commands import config_file, unknown_experiment
 from train.common.errors import UserError
 from train.common.hosts import is_first
 from train.common.output import say
-from train.config.effect import refuse_unused
 from train.config.overrides import all_settings, by_name, with_overrides, wrong_types
 from train.data.dataset import Dataset
 from train.data.text import Data
@@ -95,7 +94,7 @@ class Experiment:
     # Trackers in addition to the log and TensorBoard. Their packages are optional dependencies.
     loggers: tuple[Logger, ...] = ()
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {"most_skipped": {"on_nan": ("skip",)}}
     step_counts = ("eval_every",)
 
@@ -191,6 +190,11 @@ class Experiment:
 AUTOMATIC: Registry[Callable[[Experiment, Callable[[str], None]], Experiment]] = Registry(
     "automatic settings", "train.extras"
 )
+# "settings" refuses settings that have no effect, from an experiment or another dataclass, the phases
+# of the plan, and the names of the settings of the command line.
+UNUSED: Registry[Callable[[object, Sequence[object], Collection[str]], None]] = Registry(
+    "unused", "train.extras"
+)
 # "seconds" returns an experiment with ``steps`` in place of ``seconds``. It measures steps, and keeps
 # the measurement in a folder.
 TIMINGS: Registry[Callable[[Experiment, Path], Experiment]] = Registry("timing", "train.extras")
@@ -253,7 +257,7 @@ def load_experiment(
             check_experiment(experiment)
             given = [*overrides, *str(text).split(":")]
             names = {setting.partition("=")[0] for setting in given}
-            refuse_unused(experiment, experiment.plan, names)
+            UNUSED["settings"](experiment, experiment.plan, names)
     if experiment.steps:
         print_warnings(experiment)
     return experiment
@@ -340,7 +344,7 @@ def load_as(kind: type[T], text: str | Path, overrides: Sequence[str] = ()) -> t
     if wrong:
         raise UserError(f"config {path}: {'; '.join(wrong)}")
     with settings_errors(f"config {path}"):
-        refuse_unused(loaded)
+        UNUSED["settings"](loaded, (), ())
     return path, loaded
 
 

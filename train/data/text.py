@@ -83,7 +83,7 @@ class Data(Dataset):
     valid_fraction: float = 0.02
     cache: str = "~/.cache/jaxgrow"
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {
         "path": {"source": ("text", "tokens", "tfds")},
         "valid_path": {"source": ("text", "tokens")},

@@ -21,6 +21,7 @@ from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
 from train.common.files import read_own, write_bytes
 from train.config.experiment import Experiment, experiment_json
+from train.extras.sharing import copy_board
 from train.plan.lifetimes import Plan, shapes
 from train.plan.record import RunRecord
 from train.plan.training import Train
@@ -84,7 +85,7 @@ class Origin:
         name = f"{self.step}/{intact.LOG}"
         copied = (source.checkpoints / name).exists()
         log = checked_path(source.checkpoints, name, deep=True).path if copied else source.log
-        workdir.copy_board(source, record.cost.events)
+        copy_board(workdir, source, record.cost.events)
         write_bytes(workdir.log, read_own(log)[: record.cost.bytes])
 
 

@@ -1,5 +1,6 @@
 """The scores that ``--evaluate`` and ``--finetune`` add to the runs of a comparison."""
 
+import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,13 +11,17 @@ from jaxgrow.typed import Json
 from train.analysis.comparing import SCORERS, Scores
 from train.analysis.runs import Run
 from train.common.errors import UserError
+from train.common.files import read_record, write_record
 from train.config.experiment import load_as
 from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.evaluation.perplexity import files_of, is_text
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.tuning import best_rate, main_metric, tune_model
-from train.store.workdir import Workdir
+from train.store.workdir import COMPUTED_AGAIN, Workdir
+
+# The file of a run with its scores.
+EVALUATED = "evaluated.json"
 
 
 def _evaluate(arguments: Namespace) -> Callable[[Sequence[Sequence[Run]]], Scores]:
@@ -41,6 +46,12 @@ SCORERS.add("evaluate", _evaluate)
 SCORERS.add("finetune", _finetune)
 
 
+def kept_evaluations(workdir: Workdir) -> dict[str, Json]:
+    """Return the scores of the last model of a run without further training, by evaluation."""
+    file = workdir.folder / EVALUATED
+    return read_record(file, COMPUTED_AGAIN) if os.path.lexists(file) else {}
+
+
 def task_scores(runs: Sequence[Sequence[Run]], tasks: Sequence[str], data: Path) -> Scores:
     """Return the score of every run on each task: bits per byte, accuracy, or the first metric."""
     key_of = file_keys(tasks, data)
@@ -48,10 +59,11 @@ def task_scores(runs: Sequence[Sequence[Run]], tasks: Sequence[str], data: Path)
     def one(run: Run) -> dict[str, Json]:
         """Return the results by task. Each task is evaluated once for a run."""
         workdir = Workdir(run.folder)
-        if new := [task for task, key in key_of.items() if key not in workdir.evaluated]:
+        kept = kept_evaluations(workdir)
+        if new := [task for task, key in key_of.items() if key not in kept]:
             results = evaluate_tasks(run.folder, new, data)
-            workdir.keep_evaluated({key_of[task]: result for task, result in results.items()})
-        kept = workdir.evaluated
+            kept |= {key_of[task]: result for task, result in results.items()}
+            write_record(workdir.folder / EVALUATED, kept)
         return {task: kept[key] for task, key in key_of.items()}
 
     results = [list(map(one, same)) for same in runs]

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter, Config
-from jaxgrow.optim.freeze import Freeze
 from train.common.fields import GIVEN
 from train.extras.adapting import Adapt
 from train.extras.modifiers import DropUnits, FreezeParts

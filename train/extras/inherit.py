@@ -175,7 +175,7 @@ class Inherit(Method):
     temperature: float = 2.0
     fraction: float = 0.44  # fraction of the steps of the stage that have a teacher
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {"temperature": {"fraction": GIVEN}}
 
     def plan(self, model: Config, optim: Optim, steps: int) -> Plan:

@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes import Tree
+from jaxgrow.extras.freeze import Freeze, hold_frozen
 from jaxgrow.growth.moments import clock
 from jaxgrow.layerdrop import KeepMask, TokenDrop, sample_tokens
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Config
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.optim.freeze import Freeze, hold_frozen
-from train.plan.modifiers import DropLayers, hold_parts
+from train.plan.modifiers import HOLDING, DropLayers
 from train.plan.training import (
     NOTHING,
     Micro,
@@ -241,3 +242,27 @@ class DropUnits(Modifier, key="dropout"):
         of_rows = jax.vmap(jax.random.fold_in, (None, 0))
         keys = jax.vmap(lambda key: of_rows(key, micro.rows))(layers)
         return {"keep_mask": KeepMask(None, Dropout(keys, self.rate), "sublayer")}
+
+
+def hold_parts(
+    before: TrainState,
+    after: TrainState,
+    layers: jax.Array | np.ndarray,
+    freeze: Freeze,
+) -> TrainState:
+    """Restore frozen parameters and their optimizer state after an update.
+
+    Args:
+      before: the model before the update.
+      after: the model after the update.
+      layers: whether each layer is frozen, bool [layers].
+      freeze: the other parameters that are frozen.
+    """
+    old = (before.params, before.opt)
+    new = (after.params, after.opt)
+    axes = before.axes
+    params, opt = hold_frozen(old, new, layers, before.params, axes, freeze.paths, freeze.below)
+    return replace(after, params=params, opt=opt)
+
+
+HOLDING.add("layers", partial(hold_parts, freeze=Freeze(below=False)))

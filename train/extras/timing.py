@@ -38,6 +38,7 @@ from train.config.experiment import (
 )
 from train.config.overrides import all_settings, with_overrides
 from train.config.resuming import resume_conflicts
+from train.extras.profiling import Profile
 from train.plan.methods import TrainStage
 from train.plan.record import RunRecord
 from train.plan.training import Train
@@ -45,7 +46,6 @@ from train.run.stop import Stop
 from train.run.trainer import Trainer, set_up_run
 from train.state.model import TrainState, initial, placed
 from train.state.packing import Packed
-from train.step import xla
 from train.step.inputs import StepPlan
 from train.store.checkpoint import Checkpoints
 from train.store.recorder import Recorder
@@ -177,7 +177,7 @@ def _rehearsed(experiment: Experiment, count: int) -> list[float]:
             closing(setup.data.training),
             closing(Recorder(folder)) as recorder,
         ):
-            profile = xla.Profile(0, folder, note)
+            profile = Profile(0, folder, note)
             run = (setup.experiment, folder, setup.mesh, setup.data)
             timer = StepTimer(*run, checkpoints, recorder, Stop(), profile, {}, RunRecord())
             timer.run()

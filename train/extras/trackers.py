@@ -3,11 +3,18 @@
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
+from train.common.errors import UserError
+from train.common.files import read_record, write_record
 from train.config.experiment import Experiment, experiment_json
-from train.store.trackers import PROJECT, TRACKERS
+from train.store.trackers import PROJECT, TRACKERS, Tracker
+
+# File in the folder of a run with its id in each tracker, so that a resumed run continues there.
+IDS = "trackers.json"
 
 
 class WandB:
@@ -90,5 +97,59 @@ def flat_settings(node: object, name: str = "") -> dict[str, object]:
     return found
 
 
-TRACKERS.add("wandb", WandB)
-TRACKERS.add("mlflow", MLflow)
+class Service(Tracker, Protocol):
+    """A tracker outside of the folder of the run."""
+
+    id: str  # of the run in the service
+
+
+# Each opens a tracker from the experiment, the folder of the run, and the id of a run that continues.
+SERVICES: dict[str, Callable[[Experiment, Path, str | None], Service]] = {
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def opened_trackers(experiment: Experiment, folder: Path) -> list[Tracker]:
+    """Open the trackers in ``experiment.loggers`` for the run in ``folder``.
+
+    The name of the run is the name of its folder, and its group is the name of the experiment. The
+    config contains the seed.
+
+    Args:
+      experiment: experiment of the run.
+      folder: folder of the run.
+
+    Raises:
+      UserError: the package of a tracker is not installed, or its service refuses the run, for
+        example because of a missing key.
+    """
+    for name in experiment.loggers:
+        if find_spec(name) is None:
+            raise UserError(
+                f"loggers={name} needs the package {name}: run pip install -e '.[{name}]' in a clone of jaxgrow"
+            )
+    file = folder / IDS
+    ids = {}
+    if os.path.lexists(file):
+        ids = read_record(
+            file, f"delete it; a new run then starts in {', '.join(experiment.loggers)}"
+        )
+    found: list[Tracker] = []
+    for name in experiment.loggers:
+        try:
+            tracker = SERVICES[name](experiment, folder, ids.get(name))
+        except Exception as error:  # each service has its own exceptions
+            why = " ".join(str(error).split())
+            raise UserError(
+                f"loggers={name} cannot be opened ({type(error).__name__}: {why}); correct the settings of this service, or "
+                "leave it out of loggers"
+            ) from error
+        ids[name] = tracker.id
+        found.append(tracker)
+    if found:
+        write_record(file, ids)
+    return found
+
+
+TRACKERS.add("services", opened_trackers)

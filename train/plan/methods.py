@@ -86,7 +86,7 @@ class TrainStage:
         default=(), metadata=named(MODIFIERS, "drop", "tokens", "freeze", "rewarm")
     )
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {name: {"steps": GIVEN} for name in ("lr", "warmup", "floor", "schedule")}
     step_counts = ("warmup",)
 
@@ -195,7 +195,7 @@ class Learned:
     lr: float = 1.0  # factor on the peak learning rate of the experiment
     warmup: int = 10
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {"lr": {"steps": GIVEN}, "warmup": {"steps": GIVEN}}
     step_counts = ("steps", "warmup")
 
@@ -216,7 +216,7 @@ class GrowTo:
     # Fraction of the units of each expert that is initialised again.
     redrawn: float = 0.0
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {
         "seed": (
             *({name: CHANGED} for name in ("noise", "fresh", "redrawn")),

@@ -7,7 +7,7 @@ starts.
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import jax
@@ -30,7 +30,7 @@ from jaxgrow.layerdrop import (
 )
 from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.models import Config
-from jaxgrow.optim.freeze import Freeze, hold_frozen
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 from train.plan.phase import Phase
 from train.plan.training import (
@@ -46,6 +46,12 @@ from train.state.optim import Optim
 
 # Number of steps whose masks one jitted call samples, so that the host rarely waits for the device.
 CHUNK = 1024
+
+# "layers" restores frozen layers and their optimizer state, from the model before and after an
+# update, and whether each layer is frozen.
+HOLDING: Registry[Callable[[TrainState, TrainState, jax.Array], TrainState]] = Registry(
+    "holding", "train.extras"
+)
 
 
 class KeepMasks:
@@ -241,7 +247,7 @@ class DropLayers(Modifier, key="drop"):
     def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
         if given is None or self.drop.dropped != "freeze":
             return after
-        return hold_parts(before, after, ~_ran(given, before.config.depths), Freeze(below=False))
+        return HOLDING["layers"](before, after, ~_ran(given, before.config.depths))
 
 
 LOOKED_AT = 100  # number of evenly spaced steps that estimate the mean of a phase
@@ -299,24 +305,6 @@ def _ran(keep_mask: KeepMask, depths: tuple[int, ...]) -> jax.Array:
     if keep_mask.scale is not None:  # a scale of 0 marks a dropped layer that runs as padding
         run = run & (keep_mask.scale > 0)
     return run.reshape(-1, sum(depths)).any(0)
-
-
-def hold_parts(
-    before: TrainState, after: TrainState, layers: jax.Array | np.ndarray, freeze: Freeze
-) -> TrainState:
-    """Restore frozen parameters and their optimizer state after an update.
-
-    Args:
-      before: the model before the update.
-      after: the model after the update.
-      layers: whether each layer is frozen, bool [layers].
-      freeze: the other parameters that are frozen.
-    """
-    old = (before.params, before.opt)
-    new = (after.params, after.opt)
-    axes = before.axes
-    params, opt = hold_frozen(old, new, layers, before.params, axes, freeze.paths, freeze.below)
-    return replace(after, params=params, opt=opt)
 
 
 def train_phases(

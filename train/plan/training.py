@@ -24,7 +24,7 @@ from jaxgrow import flops
 from jaxgrow.axes import Tree
 from jaxgrow.layerdrop import Sensitivity, TokenDrop, layer_sensitivity
 from jaxgrow.models import Config
-from jaxgrow.models.importance import block_influence, residual_streams
+from jaxgrow.models.streams import block_influence, residual_streams
 from jaxgrow.optim import muon
 from jaxgrow.optim.completep import multipliers
 from jaxgrow.registry import Registry
@@ -352,7 +352,7 @@ class Measure(Phase, reads=("name",), writes="name"):
     """Measures the importance of each layer of the model ``name`` on validation data.
 
     The measure is the effect on the loss (`jaxgrow.layerdrop.layer_sensitivity`), or on the residual
-    stream (`jaxgrow.models.importance.block_influence`).
+    stream (`jaxgrow.models.streams.block_influence`).
     """
 
     name: str

@@ -90,7 +90,7 @@ class Pruning:
     # Indices of the layers that are kept, from the input on; None: the most important layers.
     kept: tuple[int, ...] | None = None
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {"by": {"kept": (None,)}, "batches": {"kept": (None,)}}
 
     def __post_init__(self):

@@ -6,9 +6,11 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from jaxgrow import flops, sharding
@@ -16,6 +18,7 @@ from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.models import Config
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 from train.common.errors import Diverged, Preempted, UserError
 from train.common.hosts import (
@@ -36,25 +39,49 @@ from train.config.experiment import (
     with_steps,
 )
 from train.data.dataset import Batch
-from train.plan.lifetimes import after, shapes
+from train.plan.lifetimes import Plan, after, shapes
 from train.plan.phase import Phase, spoken_phase
 from train.plan.record import RunRecord, growth_records
 from train.plan.training import PhaseStart, Train
 from train.plan.transforms import LoadCheckpoint
 from train.run.run_data import RunData
 from train.run.stop import Stop
+from train.state.mesh import Mesh as MeshSettings
 from train.state.mesh import token_devices
 from train.state.model import TrainState, plain
 from train.state.packing import Packed, packed
-from train.step import memory, programs, xla
+from train.step import programs, xla
 from train.step.inputs import StepPlan, step_plans
 from train.step.step import evaluated
 from train.store.checkpoint import Checkpoints
 from train.store.intact import newest_step
 from train.store.origin import ORIGINS, RunOrigin
 from train.store.recorder import Recorder
-from train.store.trackers import opened_trackers
+from train.store.trackers import TRACKERS
 from train.store.workdir import Workdir, imported_model
+
+
+class Trace(Protocol):
+    """A trace of some steps of a run."""
+
+    def step(self, results: Tree) -> None:
+        """Count one step, with its outputs, and start or stop the trace when its turn has come."""
+        ...
+
+    def close(self) -> None:
+        """Write the trace if it has been started."""
+        ...
+
+
+# "profile" makes the trace of a number of steps, in a folder, and prints a line with its location.
+TRACES: Registry[Callable[[int, Path, Callable[[str], None]], Trace]] = Registry(
+    "trace", "train.extras"
+)
+# "memory" checks that a run fits the memory of its devices, from its name, plan and optimizer, the
+# mesh, and the settings of the mesh, for which it may suggest other ones.
+MEMORY_CHECKS: Registry[
+    Callable[[str, Plan, optax.GradientTransformationExtraArgs, Mesh, MeshSettings | None], None]
+] = Registry("memory check", "train.extras")
 
 
 def run_experiment(
@@ -69,7 +96,7 @@ def run_experiment(
     Args:
       experiment: experiment to run.
       folder: folder of the run.
-      profile: number of steps to trace (`train.step.xla.Profile`).
+      profile: number of steps to trace (`train.extras.profiling.Profile`).
       keep: steps of the run whose checkpoints are saved and not deleted.
       start: checkpoint of another run that this run starts from, as ``RUN`` or ``RUN@STEP``.
 
@@ -222,7 +249,7 @@ class RunSetup:
             # Only process 0 opens files and trackers. If it fails, all processes have to end.
             recorder = on_all_processes(lambda: self._recorder(record))
             files.enter_context(closing(recorder))
-            tracing = xla.Profile(
+            tracing = TRACES["profile"](
                 profile if is_first() else 0, workdir.folder / "profile", _print_note
             )
             files.enter_context(closing(tracing))
@@ -267,7 +294,7 @@ class RunSetup:
             folder,
             record.cost,
             flops=imported + experiment.cost,
-            trackers=opened_trackers(self.asked, folder) if is_first() else [],
+            trackers=TRACKERS["services"](self.asked, folder) if is_first() else [],
             run={"run": experiment.name, "seed": experiment.seed},
             most_skipped=experiment.most_skipped,
         )
@@ -320,7 +347,7 @@ class Trainer:
     checkpoints: Checkpoints
     recorder: Recorder
     stop: Stop
-    profile: xla.Profile
+    profile: Trace
     models: dict[str, TrainState]
     start: RunRecord
 
@@ -604,7 +631,9 @@ def _mesh(experiment: Experiment) -> Mesh:
     shape = experiment.mesh if experiment.parallel == "mesh" else None
     # Devices may report different limits.
     on_all_processes(
-        lambda: memory.check_memory(experiment.name, experiment.plan, experiment.tx, mesh, shape)
+        lambda: MEMORY_CHECKS["memory"](
+            experiment.name, experiment.plan, experiment.tx, mesh, shape
+        )
     )
     connect_processes(mesh)
     return mesh

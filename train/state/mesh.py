@@ -66,7 +66,7 @@ class Mesh:
     context: int = 1
     gradients: Literal["auto", "layer", "step"] = "auto"
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {
         "replica": {"/parallel": ("mesh",)},
         "gradients": {"fsdp": CHANGED},

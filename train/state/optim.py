@@ -42,7 +42,7 @@ class Optim:
     # multipliers (`jaxgrow.optim.completep`), from initialisation on.
     base: Config | None = None
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {
         "schedule": {"/plan.schedule": SAME},
         "warmup": {"/plan.warmup": SAME},

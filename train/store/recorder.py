@@ -25,7 +25,7 @@ from train.common.output import note, say
 from train.plan.ledger import Ledger
 from train.plan.phase import LogValue
 from train.plan.record import CostRecord
-from train.store.trackers import TensorBoard, Tracker
+from train.store.trackers import BOARDS, Tracker
 from train.store.workdir import Workdir
 
 # Seconds without a progress line. After this time, a run without a terminal writes one at the next
@@ -175,7 +175,7 @@ class _Files:
 
     def __init__(self, workdir: Workdir, record: CostRecord, trackers: Sequence[Tracker]):
         self._log = _opened_log(workdir.log, record.bytes)
-        self._board = TensorBoard(workdir.board, record.events)
+        self._board = BOARDS["tensorboard"](workdir.board, record.events)
         self._trackers = list(trackers)
 
     def write(self, line: Json, steps: float, tagged: Mapping[str, float]) -> None:

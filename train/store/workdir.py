@@ -25,7 +25,8 @@ from jaxgrow.axes import Tree
 from jaxgrow.checkpoints import Cast, CheckpointError, open_checkpoint, orbax
 from jaxgrow.checkpoints.io.files import TRANSFORMERS, at_step
 from jaxgrow.checkpoints.io.folders import is_at, lock_file, sync
-from jaxgrow.models import Config, from_json
+from jaxgrow.checkpoints.opening import UNFINISHED
+from jaxgrow.models import Config
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 from train.common.errors import UserError
@@ -35,7 +36,6 @@ from train.common.files import (
     parsed_json,
     read_own,
     read_record,
-    write_bytes,
     write_record,
 )
 from train.common.hosts import on_process_zero
@@ -55,7 +55,7 @@ from train.store import checkpoint, intact
 
 # Settings of a model's config that may differ for another task.
 _OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
-_COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
+COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
 # The keys of the config that every run has.
 _OWN = ("name", "model", "data")
 # The types of the values that commands read, in ``config.json`` and ``result.json``.
@@ -102,8 +102,7 @@ class Workdir:
         self.checkpoints = self.folder / "checkpoints"
         self._config = self.folder / "config.json"
         self._result = self.folder / "result.json"
-        self._scores = self.folder / "scores.json"
-        self._evaluated = self.folder / "evaluated.json"
+        self.score_file = self.folder / "scores.json"
         self._held: list[tuple[int, Path]] = []  # locked files and folders
 
     # --- reading ---
@@ -136,27 +135,11 @@ class Workdir:
     @property
     def scores(self) -> dict[str, dict[str, float]] | None:
         """The scores of the last model on its task, by split and metric; None if not evaluated."""
-        return read_record(self._scores, _COMPUTED_AGAIN) if os.path.lexists(self._scores) else None
-
-    def keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
-        on_process_zero(lambda: self._keep_scores(scores))
-
-    def _keep_scores(self, scores: dict[str, dict[str, float]]) -> None:
-        write_record(self._scores, scores)
-        result = self.result
-        CARDS["transformers"](self.folder, self.config, result, from_json(result["model"]), scores)
-
-    @property
-    def evaluated(self) -> dict[str, Json]:
-        """The scores of the last model without further training, by evaluation."""
         return (
-            read_record(self._evaluated, _COMPUTED_AGAIN)
-            if os.path.lexists(self._evaluated)
-            else {}
+            read_record(self.score_file, COMPUTED_AGAIN)
+            if os.path.lexists(self.score_file)
+            else None
         )
-
-    def keep_evaluated(self, results: dict[str, Json]) -> None:
-        write_record(self._evaluated, self.evaluated | results)
 
     @property
     def result(self) -> Json:
@@ -219,7 +202,7 @@ class Workdir:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.begun:
-            self._check_unused()
+            self.check_unused()
             return
         there = self.config
         mine = experiment_json(experiment)
@@ -245,7 +228,7 @@ class Workdir:
         if mode != now:
             self.folder.chmod(mode)
 
-    def _check_unused(self) -> None:
+    def check_unused(self) -> None:
         """Check that a run that begins would not replace files of somebody else."""
         others = [name for name in _REPLACED if os.path.lexists(self.folder / name)]
         if os.path.lexists(self._config):
@@ -260,50 +243,6 @@ class Workdir:
                 f"{self.folder} is not the folder of a run, but it contains {', '.join(others)}, which a run would replace; "
                 "give another --workdir, or move the files away"
             )
-
-    def branch(self, source: "Workdir", step: int, experiment: Experiment) -> bool:
-        """Let a new run begin at a checkpoint of another run that has the same first steps.
-
-        The log is copied, and the checkpoint moves. Nothing happens if the new run has begun, if the
-        other run has not kept the checkpoint (`train.store.checkpoint.Checkpoints.keep`), or if
-        a link leads to it.
-
-        Args:
-          source: the other run.
-          step: step of the checkpoint.
-          experiment: experiment of the new run.
-
-        Returns:
-          Whether the new run begins there.
-        """
-        kept = source.checkpoints / str(step)
-        if self.begun or not kept.is_dir():
-            return False
-        with source.alone(), self.alone():
-            return not self.begun and kept.is_dir() and self._take(source, kept, experiment)
-
-    def _take(self, source: "Workdir", kept: Path, experiment: Experiment) -> bool:
-        # The runs of a comparison are in one folder. Behind a link out of it, the checkpoint may belong
-        # to somebody else.
-        if kept.resolve().parents[2] != self.folder.parent:
-            return False
-        self._check_unused()
-        self.checkpoints.mkdir(exist_ok=True)
-        order = {key: source.config[key] for key in ("order",) if key in source.config}
-        write_record(self._config, experiment_json(experiment) | order)
-        # The lines after the checkpoint are cut off when the run starts.
-        self.copy_board(source, checkpoint.checkpoint_record(kept).cost.events)
-        write_bytes(self.log, read_own(source.log))
-        kept.rename(self.checkpoints / kept.name)
-        return True
-
-    def copy_board(self, source: "Workdir", names: Iterable[str]) -> None:
-        """Copy TensorBoard's files of these names. People delete them, and no run needs them."""
-        self.board.mkdir(exist_ok=True)
-        wanted = set(names)  # from a file, so they are only compared with the names in the folder
-        for path in source.board.glob("*"):
-            if path.name in wanted and path.is_file():
-                write_bytes(self.board / path.name, read_own(path))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -514,7 +453,7 @@ def imported_model(
     home, step = at_step(folder)
     run = Workdir(home)
     unfinished = step is not None or (not run.finished and run.begun)
-    if (unfinished and not orbax.is_of_run(home)) or not home.is_dir():
+    if (unfinished and not UNFINISHED["run"].accepts(home)) or not home.is_dir():
         raise UserError(
             f"there is neither a finished run nor another model in {folder}; run its config first, with the same seed"
         )

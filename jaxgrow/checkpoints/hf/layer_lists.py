@@ -6,11 +6,11 @@ shorter form of such a list, for example "every n-th layer has full attention", 
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from jaxgrow.checkpoints.io.files import listed, spelt
+from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.typed import Json
 
 # One entry per layer. Some of the keys may also hold one number for all layers.
-_ENTRIES = (
+ENTRIES = (
     *("layer_types", "layers_block_type", "mlp_layer_types", "block_types", "attention_layers"),
     *("no_rope_layers", "moe_layer_freq", "attn_type_list", "activation_sparsity_pattern"),
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -21,11 +21,6 @@ _ENTRIES = (
 _INDICES = (
     *("mlp_only_layers", "moe_layers", "moe_layer_indices", "dense_layers", "attn_layer_indices"),
     *("full_attn_idxs", "global_attn_idxs", "full_attention_layers", "sliding_window_layers"),
-)
-# The number of further layers that predict tokens behind the next one. jaxgrow does not read them.
-FURTHER = (
-    *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_layers"),
-    "mtp_num_hidden_layers",
 )
 # Numbers that stand for a list: a letter of `jaxgrow.models.Config.layer_kinds`, and whether it is
 # the kind of the layers from this number on; otherwise of the last of every group of that many.
@@ -75,20 +70,20 @@ def contradictions(hf_config: Json, key: str, own: Collection[str]) -> list[str]
         return wrong
     wrong += [
         f"{name} has {len(found)} entries, but {key} is {layers}. Write one entry for each layer, or correct {key}"
-        for name, found in _lists(hf_config, _ENTRIES).items()
+        for name, found in listed_keys(hf_config, ENTRIES).items()
         if len(found) != layers
     ]
     outside = [
         f"{name} has layer {i}, but {key} is {layers}, so the last layer is {layers - 1}. Write the indices "
         f"of layers of this model into {name}, counted from 0"
-        for name, found in _lists(hf_config, _INDICES).items()
+        for name, found in listed_keys(hf_config, _INDICES).items()
         for i in found
         if type(i) is int and not 0 <= i < layers
     ]
     return wrong + outside[:1]
 
 
-def _lists(hf_config: Json, names: Iterable[str]) -> dict[str, list[object]]:
+def listed_keys(hf_config: Json, names: Iterable[str]) -> dict[str, list[object]]:
     """The keys of ``names`` whose value is a list."""
     return {name: hf_config[name] for name in names if isinstance(hf_config.get(name), list)}
 
@@ -106,30 +101,6 @@ def with_own_keys(hf_config: Json, own: Collection[str]) -> Json:
     return {**found, **{k: v for k, v in hf_config.items() if v is not None or k not in found}}
 
 
-def without_further_layers(hf_config: Json, key: str) -> tuple[Json, tuple[str, ...]]:
-    """Remove the number of the layers that predict further tokens, and their entries in lists.
-
-    Args:
-      hf_config: the content of ``config.json``.
-      key: the key of the number of layers.
-
-    Returns:
-      The new ``config.json``, and remarks for the user.
-    """
-    layers = hf_config.get(key)
-    named = [n for n in FURTHER if type(hf_config.get(n)) is int and hf_config[n] > 0]
-    if type(layers) is not int or not named:
-        return hf_config, ()
-    count = hf_config[named[0]]
-    out = {name: value for name, value in hf_config.items() if name not in named}
-    cut = {n: v[:layers] for n, v in _lists(out, _ENTRIES).items() if len(v) == layers + count}
-    less = f", and {listed(list(cut))} without the {count} entries for them" if cut else ""
-    return out | cut, (
-        f"{named[0]} is {count}: these layers for the prediction of further tokens are not read. A "
-        f"new config.json is written without this key{less}",
-    )
-
-
 def without_old_lists(like: Json, key: str, layers: int, written: Json, architecture: str) -> Json:
     """Remove the lists of another number of layers that the architecture does not write.
 
@@ -140,7 +111,7 @@ def without_old_lists(like: Json, key: str, layers: int, written: Json, architec
     """
     if like.get(key) == layers:
         return like
-    old = _lists(like, {*_ENTRIES, *_INDICES} - written.keys())
+    old = listed_keys(like, {*ENTRIES, *_INDICES} - written.keys())
     for name, found in old.items():
         if found and (name in _INDICES or not all(entry in _WITHOUT_EFFECT for entry in found)):
             raise ValueError(

@@ -2,11 +2,13 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from jaxgrow.axes.names import Names
 from jaxgrow.checkpoints.hf import families
 from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.safetensors import Tensor
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
@@ -16,6 +18,28 @@ FAMILIES: Registry[Family] = Registry("architecture")
 TextPart: TypeAlias = Callable[[Json, Mapping[str, Tensor]], tuple[Json, Mapping[str, Tensor], str]]
 #: Architectures that are read as the text model that they contain.
 TEXT_PARTS: Registry[TextPart] = Registry("text part")
+#: What a folder holds besides a model, or under other names. Each returns the rest, and remarks or
+#: names: "unwrapped" takes tensors, the layouts of leaves, the prefix of the body and the folder;
+#: "predicted layers" a ``config.json`` and the key of the number of layers; "predicted tensors"
+#: tensors, the layouts, and the number of layers if further ones are left out.
+NAMING: Registry[Callable[..., tuple[Json, Sequence[str]]]] = Registry("naming")
+#: Why a folder is not read; an empty text if the cause is another one. "quantised" takes the folder,
+#: its ``config.json`` and tensors; "empty" takes tensors; "cause" takes the model, the file
+#: ``config.json``, whether further layers are left out, the tensors that only one of both has, and
+#: messages about those of another shape.
+DIAGNOSES: Registry[Callable[..., str]] = Registry("diagnosis")
+#: The layouts of leaves, from those in an architecture, with the layouts that tensors have for
+#: fused experts; from tensors, the axis names and shapes of leaves, and the size of every axis.
+StoredExperts: TypeAlias = Callable[
+    [
+        Mapping[str, TensorLayout],
+        Mapping[str, Tensor],
+        Mapping[str, tuple[Names, tuple[int, ...]]],
+        Mapping[str, int],
+    ],
+    dict[str, TensorLayout],
+]
+STORED_EXPERTS: Registry[StoredExperts] = Registry("stored experts")
 
 
 def register_families(*added: Family) -> None:

@@ -6,14 +6,32 @@ has several of them, they have the same priority as in `transformers`. It is an 
 `transformers` computes a setting in another way than jaxgrow.
 """
 
-import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 
 TYPES = {"full_attention": "f", "sliding_attention": "s"}
 _SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+class StoredScaling(NamedTuple):
+    """How ``config.json`` describes a scaling to longer contexts.
+
+    Attributes:
+      read: function from the settings of the rotary embeddings, ``max_position_embeddings`` and the
+        context before the scaling to fields of the config.
+      write: function from the config to ``rope_scaling``.
+    """
+
+    read: Callable[[Json, int | None, int], Json]
+    write: Callable[[LlamaConfig], Json]
+
+
+STORED_SCALINGS: Registry[StoredScaling] = Registry("stored rotary scaling")
 
 
 # --- heads ---
@@ -58,7 +76,7 @@ def read_rope(hf_config: Json, theta: float = 1e4, rotary: float | None = None) 
         )
     part = 1.0
     if rotary is None:
-        _check_whole(hf_config, rope)
+        check_whole_heads(hf_config, rope)
     else:
         part = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
         part = rotary if part is None else part
@@ -66,51 +84,11 @@ def read_rope(hf_config: Json, theta: float = 1e4, rotary: float | None = None) 
     return {
         "rope_theta": float(rope.get("rope_theta") or hf_config.get("rope_theta") or theta),
         "rotary": float(part),
-        **_scaling(rope, hf_config.get("max_position_embeddings"), top),
+        **read_scaling(rope, hf_config.get("max_position_embeddings"), top),
     }
 
 
-def read_layered_rope(
-    hf_config: Json,
-    theta: float,
-    local_key: str | None,
-    local_theta: float,
-    *,
-    key: str = "rope_theta",
-) -> Json:
-    """Return the fields of rotary embeddings if layers with windows have another base.
-
-    Args:
-      hf_config: the content of ``config.json``.
-      theta: the default base of the layers with full attention.
-      local_key: the top-level key for the base of the layers with windows; None: the
-        family has no such key.
-      local_theta: the default base of the layers with windows.
-      key: the top-level key for the base of the layers with full attention.
-
-    Raises:
-      ValueError: layers with windows have scaled frequencies, or only a part of each head is
-        rotated.
-    """
-    nested = hf_config.get("rope_parameters") or {}
-    full = {**(nested.get("full_attention") or {}), **(hf_config.get("rope_scaling") or {})}
-    local = nested.get("sliding_attention") or {}
-    if _rope_type(local) != "default":
-        raise ValueError(
-            f'rope_type of sliding_attention is {spelt(_rope_type(local))}, but only "default" is supported there'
-        )
-    _check_whole(hf_config, full, local)
-    return {
-        "rope_theta": float(full.get("rope_theta") or hf_config.get(key) or theta),
-        "local_theta": float(
-            local.get("rope_theta") or (local_key and hf_config.get(local_key)) or local_theta
-        ),
-        "rotary": 1.0,
-        **_scaling(full, hf_config.get("max_position_embeddings"), None),
-    }
-
-
-def _check_whole(hf_config: Json, *ropes: Json) -> None:
+def check_whole_heads(hf_config: Json, *ropes: Json) -> None:
     """Raise a `ValueError` if a ``config.json``, or its rotary embeddings, rotates parts of heads."""
     for place in (hf_config, *ropes):
         if place.get("partial_rotary_factor") not in (None, 1):
@@ -120,11 +98,11 @@ def _check_whole(hf_config: Json, *ropes: Json) -> None:
             )
 
 
-def _rope_type(rope: Json) -> str:
+def rope_type_of(rope: Json) -> str:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
-def _scaling(rope: Json, context: int | None, before: int | None) -> Json:
+def read_scaling(rope: Json, context: int | None, before: int | None) -> Json:
     """Return the fields of a scaling to longer contexts.
 
     Args:
@@ -133,7 +111,7 @@ def _scaling(rope: Json, context: int | None, before: int | None) -> Json:
       before: the context before the scaling, if it is at the top level.
     """
     # Older files have the first name for the second one.
-    kind = {"su": "longrope"}.get(_rope_type(rope), _rope_type(rope))
+    kind = {"su": "longrope"}.get(rope_type_of(rope), rope_type_of(rope))
     if kind not in _SCALINGS:
         raise ValueError(
             f"rope_type is {spelt(kind)}, but only {', '.join(_SCALINGS)} are supported"
@@ -148,46 +126,16 @@ def _scaling(rope: Json, context: int | None, before: int | None) -> Json:
             f"original_max_position_embeddings is {spelt(before)}, but rope_type {kind} needs 2 or more"
         )
     fields: Json = {"rope_by": kind, "rope_context": before}
-    factor = rope.get("factor") if kind == "longrope" else rope["factor"]
-    factor = float((context or before) / before if factor is None else factor)
-    scale = rope.get("attention_factor")
-    if kind == "llama3":
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        return fields | {"rope_factor": factor, "rope_low": low, "rope_high": high}
-    if kind == "longrope":
-        fields["rope_short"] = tuple(map(float, rope["short_factor"]))
-        fields["rope_long"] = tuple(map(float, rope["long_factor"]))
-        usual = _long_scale(factor, before)
-    else:
-        low, high = float(rope.get("beta_slow") or 1), float(rope.get("beta_fast") or 32)
-        fields |= {"rope_factor": factor, "rope_low": low, "rope_high": high}
-        fields["rope_truncated"] = bool(rope.get("truncate", True))
-        usual = _yarn_scale(factor, rope)
-    return fields | {"rope_scale": float(usual if scale is None else scale)}
+    if kind in STORED_SCALINGS:
+        return fields | STORED_SCALINGS[kind].read(rope, context, before)
+    factor = factor_of(rope["factor"], context, before)
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    return fields | {"rope_factor": factor, "rope_low": low, "rope_high": high}
 
 
-def _long_scale(factor: float, before: int) -> float:
-    """Return the factor of queries and keys for longrope (Ding et al., 2024).
-
-    Args:
-      factor: the ratio of the context after and before the scaling.
-      before: the context before the scaling.
-    """
-    return math.sqrt(1 + math.log(factor) / math.log(before)) if factor > 1 else 1.0
-
-
-def _yarn_scale(factor: float, rope: Json) -> float:
-    """Return the factor of queries and keys, ``0.1 ln(factor) + 1`` (Peng et al., 2023).
-
-    With ``mscale`` and ``mscale_all_dim`` it is a ratio of two such factors.
-    """
-
-    def scale(times: float) -> float:
-        return 0.1 * times * math.log(factor) + 1 if factor > 1 else 1.0
-
-    above = rope.get("mscale")
-    below = rope.get("mscale_all_dim")
-    return scale(above) / scale(below) if above and below else scale(1)
+def factor_of(given: float | None, context: int | None, before: int) -> float:
+    """Return the factor of a scaling; None: the ratio of the context after and before it."""
+    return float((context or before) / before if given is None else given)
 
 
 def written_rope(config: LlamaConfig) -> Json:
@@ -201,25 +149,16 @@ def written_rope(config: LlamaConfig) -> Json:
 
 
 def _written_scaling(config: LlamaConfig) -> Json | None:
-    by, low, high = config.rope_by, config.rope_low, config.rope_high
+    by = config.rope_by
     if config.rope_factor == 1 and by != "longrope":
         return None
-    out: Json = {"rope_type": by}
-    usual = config.rope_scale
-    if by == "longrope":
-        out |= {"short_factor": [*config.rope_short], "long_factor": [*config.rope_long]}
-        usual = _long_scale(config.context / config.rope_context, config.rope_context)
-    else:
-        out["factor"] = config.rope_factor
-    if by not in ("linear", "dynamic"):
-        out["original_max_position_embeddings"] = config.rope_context
+    if by in STORED_SCALINGS:
+        return STORED_SCALINGS[by].write(config)
+    out: Json = {"rope_type": by, "factor": config.rope_factor}
     if by == "llama3":
-        out |= {"low_freq_factor": low, "high_freq_factor": high}
-    if by == "yarn":
-        out |= {"beta_slow": low, "beta_fast": high}
-        out |= {} if config.rope_truncated else {"truncate": False}
-        usual = _yarn_scale(config.rope_factor, {})
-    # Older versions of transformers do not have this key, so it is written only if it is needed.
-    if config.rope_scale != usual:
-        out["attention_factor"] = config.rope_scale
+        out |= {
+            "original_max_position_embeddings": config.rope_context,
+            "low_freq_factor": config.rope_low,
+            "high_freq_factor": config.rope_high,
+        }
     return out

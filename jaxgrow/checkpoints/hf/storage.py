@@ -3,8 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from copy import copy
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial, reduce
@@ -15,17 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import axis_of, layers_of
-from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.base import Family, NotStoredError
-from jaxgrow.checkpoints.hf.misfits import other_depth, tensors_without_values
-from jaxgrow.checkpoints.hf.quantised import check_not_quantised
-from jaxgrow.checkpoints.hf.registry import FAMILIES, TEXT_PARTS
+from jaxgrow.checkpoints.hf.registry import DIAGNOSES, FAMILIES, NAMING, STORED_EXPERTS, TEXT_PARTS
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
-from jaxgrow.checkpoints.hf.tensor_names import (
-    unwrapped_names,
-    with_fused_experts,
-    without_further_tensors,
-)
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import (
     SHARD,
@@ -38,6 +29,7 @@ from jaxgrow.checkpoints.io.files import (
 )
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, check_sizes, initial_layout
 from jaxgrow.models import Config
+from jaxgrow.models.config import EXPERTS
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath
 
@@ -57,35 +49,33 @@ class HuggingFace(Checkpoint):
         self.folder = folder
         file = inside(folder, "config.json")
         hf_config = read_json(file)
-        check_not_quantised(folder, hf_config)
+        _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, {}))
         stored: Mapping[str, safetensors.Tensor] = safetensors.read_tensors(folder)
         self.notes = tuple(safetensors.unread_files(folder))
         if (text_part := TEXT_PARTS.get(_architecture(hf_config))) is not None:
             with _in_config(file):
                 hf_config, stored, note = text_part(hf_config, stored)
             self.notes += (note,)
-        check_not_quantised(folder, hf_config, stored)
+        _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, stored))
         self.family = family_of(hf_config, file)
-        self.hf_config, further = layer_lists.without_further_layers(
-            hf_config, self.family.layers_key
-        )
-        self.notes += further
+        self.hf_config, further = NAMING["predicted layers"](hf_config, self.family.layers_key)
+        self.notes += tuple(further)
         self._stored_size = sum(tensor.size for tensor in stored.values())
-        if not self._stored_size and (empty := tensors_without_values(stored)):
-            raise CheckpointError(f"{folder}: {empty}")
-        config = self._find_tensors(stored, self._read_config(file))
+        if not self._stored_size:
+            _refuse(folder, DIAGNOSES["empty"](stored))
+        config = self._find_tensors(stored, self.read_config(file))
         if config.depth > len(self.tensors):
             raise CheckpointError(
                 f"{file} has {config.depth} layers, but the folder has only {len(self.tensors)} tensors. "
                 "Does config.json belong to another model?"
             )
-        self._find_names(config, bool(further))
+        self.find_names(config, bool(further))
         self._check_fit(file, bool(further))
         self._check_tied()
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
 
-    def _read_config(self, file: CheckedPath) -> Config:
+    def read_config(self, file: CheckedPath) -> Config:
         """Return the config that ``hf_config`` describes, if its sizes are not above the stored ones."""
         assert self.hf_config is not None
         with _in_config(file):
@@ -99,8 +89,8 @@ class HuggingFace(Checkpoint):
         family = self.family
         stored = {family.current(name): tensor for name, tensor in stored.items()}
         places = family.names(config)
-        stored, notes = unwrapped_names(stored, places.values(), family.prefix, self.folder)
-        self.notes += notes
+        stored, notes = NAMING["unwrapped"](stored, places.values(), family.prefix, self.folder)
+        self.notes += tuple(notes)
         head = places.get("head_kernel")
         lost = head.name if config.causal and head is not None else ""
         if lost and family.current(lost) not in stored and (body := _body_of(family.model_type)):
@@ -111,7 +101,7 @@ class HuggingFace(Checkpoint):
         self.tensors = {self.family.current(name): tensor for name, tensor in stored.items()}
         return config
 
-    def _find_names(self, config: Config, further: bool) -> None:
+    def find_names(self, config: Config, further: bool) -> None:
         """Find the layouts of the leaves, and leave out the tensors that predict further tokens.
 
         ``further``: whether layers behind the last one are left out.
@@ -131,9 +121,11 @@ class HuggingFace(Checkpoint):
             path: replace(place, name=place.name.removeprefix(removed))
             for path, place in self.family.names(self.config).items()
         }
-        self.names = with_fused_experts(names, self.tensors, self._layout, self._sizes)
+        if EXPERTS in self._sizes:
+            names = STORED_EXPERTS["fused"](names, self.tensors, self._layout, self._sizes)
+        self.names = names
         last = self.config.depth if further else None
-        self.tensors, own = without_further_tensors(self.tensors, self.names.values(), last)
+        self.tensors, own = NAMING["predicted tensors"](self.tensors, self.names.values(), last)
         if own:
             named = listed(own, most=2)
             self.notes += (f"the tensors that predict further tokens are not read: {named}",)
@@ -213,7 +205,7 @@ class HuggingFace(Checkpoint):
         for layer, name in itertools.product(layers, place.of_experts(self._sizes)):
             yield name.format(layers=layer)
 
-    def _misfits(self) -> tuple[list[str], list[str], dict[str, str]]:
+    def misfits(self) -> tuple[list[str], list[str], dict[str, str]]:
         """Return the missing and the unknown tensors, and messages about tensors of another shape."""
         shapes = {
             name: (place.shape(self._layout[path][0], self._sizes), place.layout)
@@ -242,14 +234,15 @@ class HuggingFace(Checkpoint):
           CheckpointError: tensors are missing or unknown, or have another shape. The message names
             their one cause if it is known.
         """
-        missing, unknown, wrong = self._misfits()
+        missing, unknown, wrong = self.misfits()
         if not (missing or unknown or wrong):
             return
         download = ""
         if absent := safetensors.absent_files(self.folder):
             download = f" Download {listed(absent)}, which the index names."
-        elif cause := self._cause(file, further, [*missing, *unknown], wrong):
-            raise CheckpointError(f"{self.folder}: {cause}")
+        else:
+            cause = DIAGNOSES["cause"](self, file, further, [*missing, *unknown], wrong)
+            _refuse(self.folder, cause)
         lines = [
             [f"missing: {name}" for name in missing],
             [f"unknown: {name} in {self.tensors[name].file.name}" for name in unknown],
@@ -260,36 +253,6 @@ class HuggingFace(Checkpoint):
             f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json.{download} Do both "
             f"belong to one model, and has it been saved completely?\n  {every}"
         )
-
-    def _cause(
-        self, file: CheckedPath, further: bool, named: list[str], wrong: dict[str, str]
-    ) -> str:
-        """Return the one reason of all misfits: no values, or one wrong number; "": not known."""
-        known = {name: tensor for name, tensor in self.tensors.items() if name not in named}
-        if empty := tensors_without_values(known):
-            return empty
-        of = (named, self.tensors, self.names.values(), self.family.layers_key, self.config.depth)
-        if not wrong and (depth := other_depth(*of)):
-            return depth
-        sizes = {n for name in itertools.islice(wrong, 1) for n in self.tensors[name].shape}
-        hf_config = self.hf_config or {}
-        found: list[str] = []
-        for key, size in itertools.product(hf_config.keys() & self._size_keys(), sizes):
-            other = copy(self)
-            other.hf_config = {**hf_config, key: size}
-            with suppress(ValueError):
-                other._find_names(other._read_config(file), further)
-                if not any(other._misfits()):
-                    found.append(
-                        f"{key} is {hf_config[key]}, but the weights have {size}: {next(iter(wrong.values()))}. Set {key} to "
-                        f"{size}, or give the weights that belong to this config.json"
-                    )
-        return found[0] if len(found) == 1 else ""
-
-    def _size_keys(self) -> set[str]:
-        """The keys of ``config.json`` that hold a size other than the number of layers."""
-        layers, *groups = layer_lists.SYNONYMS
-        return {*self.family.fields, *itertools.chain(*groups)} - {*layers}
 
     def _untied(self) -> dict[str, TensorLayout]:
         """The layouts that a model with tied embeddings would have if it were untied."""
@@ -319,6 +282,11 @@ class HuggingFace(Checkpoint):
                     f'"tie_word_embeddings" to false in config.json to keep the head, or remove {head.name} from '
                     f"{head.file.name}"
                 )
+
+
+def _refuse(folder: Path, why: str) -> None:
+    if why:
+        raise CheckpointError(f"{folder}: {why}")
 
 
 @contextmanager

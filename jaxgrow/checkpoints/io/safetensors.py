@@ -253,34 +253,6 @@ def read_header(file: CheckedPath | Path) -> dict[str, Tensor]:
     return found
 
 
-def read_tensor(
-    stored: Mapping[str, Tensor], file: CheckedPath | Path, name: str, shape: tuple[int, ...]
-) -> np.ndarray:
-    """Read a tensor of a known shape.
-
-    Args:
-      stored: the tensors of a file, by name.
-      file: the file, which a message names.
-      name: the name of the tensor.
-      shape: its shape.
-
-    Returns:
-      The values, as float32 or wider.
-
-    Raises:
-      CheckpointError: the file lacks the tensor, or it has another shape.
-    """
-    if name not in stored:
-        raise CheckpointError(f"{file} lacks {name}. Either all layers have such tensors, or none")
-    if stored[name].shape != shape:
-        raise CheckpointError(
-            f"{name} in {file} has shape {stored[name].shape}, but the model needs {shape}. Does the file belong to "
-            "another model?"
-        )
-    x = stored[name].read()
-    return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
-
-
 @dataclass(frozen=True)
 class Planned:
     """A tensor to be written.

@@ -4,12 +4,12 @@ import argparse
 
 from jaxgrow import operators
 from jaxgrow.checkpoints import Cast, open_checkpoint, write
-from jaxgrow.checkpoints.rounding import rounding_notes
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.grow_commands import GROWING
 from jaxgrow.cli.new_sizes import given_sizes
 from jaxgrow.cli.writing import full_record, output_of, report_written
 from jaxgrow.extras.families.upcycled import Single, Upcycled
+from jaxgrow.extras.rounding import rounding_notes
 
 
 def grow_to_experts(a: argparse.Namespace) -> None:

@@ -17,11 +17,11 @@ from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.options import AXES
 from jaxgrow.cli.writing import output_of, transform_model
+from jaxgrow.extras import importance
 from jaxgrow.extras.commands.model_inputs import Inputs, inputs_from_file
 from jaxgrow.extras.commands.model_outputs import outputs_of, wide_params
 from jaxgrow.extras.preservation import measure_preservation
 from jaxgrow.growth.maps import Growth
-from jaxgrow.models import importance
 from jaxgrow.operators.targets import layer_axes, of_kinds, width_axes
 from jaxgrow.tables import align_columns
 from jaxgrow.typed import Json

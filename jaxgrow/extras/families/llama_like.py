@@ -40,9 +40,10 @@ from jaxgrow.checkpoints.hf.families.llama import (
     written_biased,
 )
 from jaxgrow.checkpoints.hf.registry import register_families
-from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope, read_rope, written_rope
+from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.checkpoints.io.files import spelt
+from jaxgrow.extras.families.rope_scalings import read_layered_rope
 from jaxgrow.extras.families.windows import (
     read_one_window,
     read_windows,

@@ -9,11 +9,13 @@ gpt-oss   experts with biases and clamped units, attention sinks, a window in ev
 ========= =========================================================================================
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from jaxgrow.checkpoints.hf.families.llama import (
     EPS,
     LAYER,
+    MLP_KERNELS,
     SILU,
     UNBIASED,
     decoder_families,
@@ -23,7 +25,7 @@ from jaxgrow.checkpoints.hf.families.llama import (
 )
 from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.rope import written_rope
-from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.extras.families.windows import (
     read_one_window,
@@ -40,10 +42,34 @@ _MIXTURE = {
     "router_aux_loss_coef": ("balance", 0.001),
 }
 _FINER = {**_MIXTURE, **EPS, "norm_topk_prob": ("gates_normed", False)}
-_FINER_LAYOUTS = partial(
-    llama_layouts,
-    router="mlp.gate",
-    experts=tuple(f"mlp.experts.{{experts}}.{name}_proj" for name in ("gate", "up", "down")),
+
+
+def _expert_layouts(
+    config: LlamaConfig, router: str, experts: tuple[str, ...]
+) -> dict[str, TensorLayout]:
+    """The router, the experts, which are stored one by one, and the expert that all tokens use."""
+    found = {"blocks/mlp/router/kernel": TensorLayout(f"{LAYER}{router}.weight", "experts embed")}
+    for (path, of), module in zip(MLP_KERNELS.items(), experts, strict=True):
+        found[f"blocks/mlp/{path}/kernel"] = TensorLayout(f"{LAYER}{module}.weight", " ".join(of))
+        if config.shared:
+            outputs, inputs = (axes.replace("mlp", "shared") for axes in of)
+            shared = f"{LAYER}mlp.shared_expert.{path}_proj"
+            found |= linear_layouts(
+                f"blocks/mlp/shared/{path}", shared, outputs, inputs, bias=False
+            )
+    if config.shared:
+        gate = TensorLayout(f"{LAYER}mlp.shared_expert_gate.weight", "gates embed")
+        found["blocks/mlp/shared_gate/kernel"] = gate
+    return found
+
+
+def _layouts_with(router: str, *experts: str) -> Callable[[LlamaConfig], dict[str, TensorLayout]]:
+    """Return the function from a config to layouts, as `_expert_layouts` has the arguments."""
+    return partial(llama_layouts, mlp=partial(_expert_layouts, router=router, experts=experts))
+
+
+_FINER_LAYOUTS = _layouts_with(
+    "mlp.gate", *(f"mlp.experts.{{experts}}.{name}_proj" for name in ("gate", "up", "down"))
 )
 
 # --- Mixtral ---
@@ -61,10 +87,9 @@ MIXTRAL = decoder_families(
     _read_mixtral,
     written_one_window,
     fields={**_MIXTURE, "num_experts_per_tok": ("active", 2), "num_local_experts": ("experts", 8)},
-    names=partial(
-        llama_layouts,
-        router="block_sparse_moe.gate",
-        experts=tuple(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
+    names=_layouts_with(
+        "block_sparse_moe.gate",
+        *(f"block_sparse_moe.experts.{{experts}}.w{i}" for i in (1, 3, 2)),
     ),
     # transformers 5 has this name for the mixture.
     renamed={".mlp.": ".block_sparse_moe."},
@@ -185,7 +210,7 @@ def _gpt_oss_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
 
     All experts of a layer are one tensor. Gates and units alternate along its last axis.
     """
-    found = llama_layouts(config, router="mlp.router", experts=("", "", ""))
+    found = _layouts_with("mlp.router", "", "", "")(config)
     experts = f"{LAYER}mlp.experts."
     for path, name, axes, part in (
         ("gate", "gate_up_proj", ("embed", "(mlp 2)"), 0),

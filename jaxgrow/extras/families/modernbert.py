@@ -6,8 +6,9 @@ and their gates are another one.
 
 from jaxgrow.checkpoints.hf.base import Family, with_head
 from jaxgrow.checkpoints.hf.registry import register_families
-from jaxgrow.checkpoints.hf.rope import read_heads, read_layered_rope
+from jaxgrow.checkpoints.hf.rope import read_heads
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
+from jaxgrow.extras.families.rope_scalings import read_layered_rope
 from jaxgrow.extras.families.windows import read_windows, written_kinds
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.typed import Json

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from jaxgrow.axes.names import Params, axis_of, layers_of
-from jaxgrow.checkpoints.hf.misfits import tensors_without_values
 from jaxgrow.checkpoints.hf.storage import family_for
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
@@ -21,6 +20,7 @@ from jaxgrow.checkpoints.source import (
     leaves_by_path,
     tree_from_paths,
 )
+from jaxgrow.extras.families.misfits import tensors_without_values
 from jaxgrow.extras.families.text_part import text_tensors
 from jaxgrow.extras.hf_peft.peft_adapter import RESAVED, PeftAdapter
 from jaxgrow.extras.hf_peft.peft_settings import PeftSettings
@@ -36,6 +36,37 @@ from jaxgrow.extras.peft.lora import RANK, LoRA
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import CheckedPath, one_line
+
+
+def read_tensor(
+    stored: Mapping[str, safetensors.Tensor],
+    file: CheckedPath | Path,
+    name: str,
+    shape: tuple[int, ...],
+) -> np.ndarray:
+    """Read a tensor of a known shape.
+
+    Args:
+      stored: the tensors of a file, by name.
+      file: the file, which a message names.
+      name: the name of the tensor.
+      shape: its shape.
+
+    Returns:
+      The values, as float32 or wider.
+
+    Raises:
+      CheckpointError: the file lacks the tensor, or it has another shape.
+    """
+    if name not in stored:
+        raise CheckpointError(f"{file} lacks {name}. Either all layers have such tensors, or none")
+    if stored[name].shape != shape:
+        raise CheckpointError(
+            f"{name} in {file} has shape {stored[name].shape}, but the model needs {shape}. Does the file belong to "
+            "another model?"
+        )
+    x = stored[name].read()
+    return x if x.dtype.itemsize >= 4 else x.astype(np.float32)
 
 
 def read_peft(
@@ -137,7 +168,7 @@ class _PeftTensors:
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         self.known.add(name)
-        return safetensors.read_tensor(self.tensors, self.file, name, shape)
+        return read_tensor(self.tensors, self.file, name, shape)
 
     def need(self, names: Iterable[str]) -> None:
         """Check that the adapter has these tensors.

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxgrow.axes.names import Axes, Params, Tree
-from jaxgrow.axes.stacking import restructure, stack_layers, unstack_layers
+from jaxgrow.axes.stacking import stack_layers, unstack_layers
+from jaxgrow.extras.other_models.restructuring import restructure
 from jaxgrow.growth import apply, moments
 from jaxgrow.growth.maps import Growth
 from jaxgrow.layerdrop.execution import KeepMask, conditional, scaled, unbatched

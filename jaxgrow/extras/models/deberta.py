@@ -57,7 +57,7 @@ class DeBERTaConfig(BERTConfig):
 
     no_axes: ClassVar = ("context", "first_position", "farthest")
 
-    # The choices that use a field (`train.config.effect` checks them for a training).
+    # The choices that use a field (`train.extras.effect` checks them for a training).
     used_with = {
         "farthest": {"buckets": (True,)},
     }

@@ -17,7 +17,7 @@ import numpy as np
 from flax import struct
 
 from jaxgrow.axes.names import Params
-from jaxgrow.models.cache import Past
+from jaxgrow.extras.models.cache import Past
 from jaxgrow.models.config import EXPERTS, Array, Config, Inputs
 from jaxgrow.sharding import axis_parts
 

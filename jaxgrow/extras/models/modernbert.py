@@ -53,7 +53,7 @@ class ModernBERTConfig(EncoderConfig, LlamaConfig):
     loops = False
     tied_parts: ClassVar = ("token_embedding", "head_norm")
 
-    # The choices that use a field (`train.config.effect` checks them for a training).
+    # The choices that use a field (`train.extras.effect` checks them for a training).
     used_with = {
         "masked": {"head": ("tokens",)},
         "pooling": {"head": ("classes",)},

@@ -18,6 +18,7 @@ from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.extras.aot import hlo
 from train.extras.aot.machines import Machine
+from train.extras.aot.memory import bytes_on_each
 from train.extras.aot.roofline import Roofline, flops_beside, program_kernels, sum_kernels
 from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
@@ -28,7 +29,6 @@ from train.state.model import TrainState, shardings
 from train.state.packing import Packed, packed
 from train.step import programs
 from train.step.inputs import StepPlan, step_plans
-from train.step.memory import bytes_on_each
 from train.step.parallel import over_mesh
 from train.step.step import eval_step, packed_step
 

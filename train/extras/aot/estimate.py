@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from jaxgrow.models.stack import Remat
-from train.analysis.upcoming import DEVICE_SPEEDS
 from train.common.errors import UserError
 from train.config.experiment import AUTOMATIC, Experiment
 from train.extras.aot.compilation import AotRun, Program
@@ -326,10 +325,9 @@ def _resolved_here(experiment: Experiment, say: Callable[[str], None]) -> Experi
     return resolve_auto(experiment, common_machine(), say)[0]
 
 
-def _published_speed() -> float | None:
+def published_speed() -> float | None:
     machine = present_machine()
     return machine.chip.flops and machine.chip.flops * len(machine.devices)
 
 
 AUTOMATIC.add("memory", _resolved_here)
-DEVICE_SPEEDS.add("published", _published_speed)

@@ -28,7 +28,7 @@ class Augment:
     cutmix: float = 0.0
     smoothing: float = 0.0  # label smoothing: the probability that is spread over all classes
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {"magnitude": {"randaugment": CHANGED}}
 
     @property

@@ -80,7 +80,7 @@ class Images(Supervised):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {
         "path": {"source": ("folder", "idx", "tfds")},
         "name": {"source": ("tfds",)},

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxgrow.extras.freeze import Freeze
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter, Config
-from jaxgrow.optim.freeze import Freeze
 from train.common.errors import UserError
 from train.config.experiment import Experiment, check_experiment, settings_errors
 from train.extras.adapting import adapter_for

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf.labels import Head, read_head, same_name
+from jaxgrow.extras.head_labels import Head, read_head, same_name
 from train.common.errors import UserError
 
 

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.hf.labels import Head, label_keys
+from jaxgrow.checkpoints.hf.labels import label_keys
+from jaxgrow.extras.head_labels import Head
 from jaxgrow.models import Config
 from jaxgrow.sharding import constrain_sharding
 from jaxgrow.typed import Json

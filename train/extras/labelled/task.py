@@ -56,7 +56,7 @@ class Labelled(Supervised):
     # The part that is held out if there are no other validation rows.
     valid_fraction: float = 0.1
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {
         "source": {"task": NAMES},
         "stride": {"task": tuple(squad.TASKS)},

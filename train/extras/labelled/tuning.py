@@ -2,17 +2,21 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import TypeAlias
 
+from jaxgrow.models import from_json
 from train.common.errors import Diverged, UserError
+from train.common.files import write_record
+from train.common.hosts import on_process_zero
 from train.common.output import say
 from train.config.experiment import print_warnings
 from train.extras.labelled.downstream import FineTuning
 from train.extras.labelled.supervised import score_model
 from train.run.trainer import run_experiment
-from train.store.workdir import Workdir
+from train.store.workdir import CARDS, Workdir
 
 Scores: TypeAlias = Mapping[str, Mapping[str, float]]  # split -> metric -> value
 
@@ -51,8 +55,15 @@ def _one(tuning: FineTuning, model: Path, rate: float, seed: int, workdir: Path)
     kept = Workdir(folder)
     if (scores := kept.scores) is None:
         scores = score_model(folder, experiment.data)  # type: ignore[arg-type]
-        kept.keep_scores(scores)
+        on_process_zero(partial(keep_scores, kept, scores))
     return scores
+
+
+def keep_scores(run: Workdir, scores: Scores) -> None:
+    """Write the scores of the last model of a run, also into the card of the model."""
+    write_record(run.score_file, scores)
+    result = run.result
+    CARDS["transformers"](run.folder, run.config, result, from_json(result["model"]), scores)
 
 
 def best_rate(found: Mapping[float, Sequence[Scores]]) -> float:

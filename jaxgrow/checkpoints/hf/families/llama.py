@@ -30,15 +30,14 @@ NORMS = {
         "mlp_post_norm": "post_feedforward_layernorm",
     },
 }
-_MLP = {"gate": ("mlp", "embed"), "up": ("mlp", "embed"), "down": ("embed", "mlp")}
+MLP_KERNELS = {"gate": ("mlp", "embed"), "up": ("mlp", "embed"), "down": ("embed", "mlp")}
 
 
 def llama_layouts(
     config: LlamaConfig,
     fused: bool = False,
     one: float = 0.0,
-    router: str = "",
-    experts: tuple[str, ...] = (),
+    mlp: Callable[[LlamaConfig], dict[str, TensorLayout]] | None = None,
 ) -> dict[str, TensorLayout]:
     """Return the layouts of the leaves.
 
@@ -46,18 +45,14 @@ def llama_layouts(
       config: the config.
       fused: whether queries, keys and values are one tensor, and gate and up another one.
       one: the number that is subtracted from the norm scales when they are stored.
-      router: the name of the router.
-      experts: the names of gate, up and down of each expert.
+      mlp: the layouts of a mixture of experts in place of the MLP.
     """
     embedded = _stored_factor(config)
     found = {
         "token_embedding": TensorLayout("model.embed_tokens.weight", "vocab embed", times=embedded)
     }
     found |= _attention_layouts(config, fused, one) | head_layout(config, "lm_head")
-    if config.experts:
-        found |= _expert_layouts(config, router, experts)
-    else:
-        found |= _mlp_layouts(config, fused)
+    found |= _mlp_layouts(config, fused) if mlp is None else mlp(config)
     if config.norm_scale:
         for path, module in NORMS[config.norms].items():
             found[f"blocks/{path}/scale"] = TensorLayout(
@@ -99,32 +94,13 @@ def _attention_layouts(config: LlamaConfig, fused: bool, one: float) -> dict[str
 
 def _mlp_layouts(config: LlamaConfig, fused: bool) -> dict[str, TensorLayout]:
     found = {}
-    for path, of in _MLP.items():
+    for path, of in MLP_KERNELS.items():
         found |= linear_layouts(
             f"blocks/mlp/{path}", f"{LAYER}mlp.{path}_proj", *of, bias=config.mlp_bias
         )
     for part, path in enumerate(("gate", "up") if fused else ()):
         kernel = TensorLayout(f"{LAYER}mlp.gate_up_proj.weight", "mlp embed", part, ("mlp", "mlp"))
         found[f"blocks/mlp/{path}/kernel"] = kernel
-    return found
-
-
-def _expert_layouts(
-    config: LlamaConfig, router: str, experts: tuple[str, ...]
-) -> dict[str, TensorLayout]:
-    """The router, the experts, which are stored one by one, and the expert that all tokens use."""
-    found = {"blocks/mlp/router/kernel": TensorLayout(f"{LAYER}{router}.weight", "experts embed")}
-    for (path, of), module in zip(_MLP.items(), experts, strict=True):
-        found[f"blocks/mlp/{path}/kernel"] = TensorLayout(f"{LAYER}{module}.weight", " ".join(of))
-        if config.shared:
-            outputs, inputs = (axes.replace("mlp", "shared") for axes in of)
-            shared = f"{LAYER}mlp.shared_expert.{path}_proj"
-            found |= linear_layouts(
-                f"blocks/mlp/shared/{path}", shared, outputs, inputs, bias=False
-            )
-    if config.shared:
-        gate = TensorLayout(f"{LAYER}mlp.shared_expert_gate.weight", "gates embed")
-        found["blocks/mlp/shared_gate/kernel"] = gate
     return found
 
 

@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from jaxgrow.typed import either_of
 from train.common.fields import CHANGED, GIVEN, SAME
+from train.config.experiment import UNUSED
 from train.config.overrides import SettingField, all_settings
 
 # The values of a setting of which a condition needs one, or `CHANGED`, `GIVEN` or `SAME`.
@@ -129,3 +130,6 @@ def _unused_message(
     because = f"with {', '.join(now)}" if now else "in this plan"
     set_to = " or ".join(f"{n.replace('plan.', 'optim.')}{to}" for n, to in ways.items())
     return f"{value} {because}: set {set_to}, {out}"
+
+
+UNUSED.add("settings", refuse_unused)

@@ -25,57 +25,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.module import InterceptorContext
 
-from jaxgrow.axes.names import Params, Tree, axis_kind, axis_of, stages
+from jaxgrow.axes.names import Params, Tree, axis_kind, axis_of
 from jaxgrow.models.config import EXPERTS, Config, Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.models.norms import LayerNorm, RMSNorm
-from jaxgrow.models.stack import Observe
-
-
-def residual_streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
-    """Return the residual stream before the first layer and after each layer, for every stage.
-
-    Args:
-      config: config of the model, of any family.
-      params: parameters of the model.
-      inputs: inputs of its module.
-
-    Returns:
-      For each axis of layers: ``x_0 .. x_L``, [layers + 1, batch, positions, embed], in the dtype
-      of activations. If the positions form a grid, as in a Swin, they are two axes.
-
-    Example:
-      >>> from jaxgrow.models import GPT2Config
-      >>> config = GPT2Config(vocab=11, context=8, layers=3, embed=4, heads=2, head_dim=2, mlp=8)
-      >>> residual_streams(config, config.init(jax.random.key(0)), jnp.zeros((2, 5), int))["layers"].shape
-      (4, 2, 5, 4)
-    """
-    seen = _observed(config, params, inputs, lambda x, y: (x, y))
-    return {layers: jnp.concatenate([x[:1], y]) for layers, (x, y) in seen.items()}
-
-
-def block_influence(stream: jax.Array) -> jax.Array:
-    """Block influence: ``BI_l = 1 - E cos(x_l, x_{l+1})``, the mean over positions.
-
-    It is computed as ``|u - v|^2 / 2`` of vectors of length one. This is accurate for a layer with
-    a small effect, and exactly zero for a layer with no effect.
-
-    Args:
-      stream: residual stream of one stage, from `residual_streams`.
-
-    Returns:
-      The influence of each layer, [layers]. The least important layers have the smallest values.
-
-    Example:
-      The first layer rotates the stream by a right angle, and the second layer only doubles it.
-
-      >>> block_influence(jnp.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]], [[[0.0, 2.0]]]])).tolist()
-      [1.0, 0.0]
-
-    References:
-      Men et al., `ShortGPT <https://arxiv.org/abs/2403.03853>`_, 2024, Eq. 1
-    """
-    return _mean_of_layers(_squared(stream, 1) / 2)
+from jaxgrow.models.streams import block_influence as block_influence
+from jaxgrow.models.streams import mean_of_layers, observe_layers, squared_turns, widen_dtype
+from jaxgrow.models.streams import residual_streams as residual_streams
 
 
 def angular_distance(stream: jax.Array, count: int) -> jax.Array:
@@ -119,8 +75,8 @@ def angular_distance(stream: jax.Array, count: int) -> jax.Array:
         )
     # The distance of the directions is used, as in `block_influence`, because the arc cosine of a
     # number near one is imprecise.
-    distance = _mean_of_layers(
-        2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(_squared(stream, count)) / 2, 1))
+    distance = mean_of_layers(
+        2 / jnp.pi * jnp.arcsin(jnp.minimum(jnp.sqrt(squared_turns(stream, count)) / 2, 1))
     )
     layer = jnp.arange(layers)[:, None]
     begin = jnp.arange(len(distance))[None]
@@ -178,7 +134,7 @@ def unit_importance(
     # Values cannot leave a traced `jax.checkpoint`, so the pass runs without it.
     config = replace(config, remat="none")
     with nn.intercept_methods(found.intercept):
-        seen = _observed(config, params, inputs, found.means)
+        seen = observe_layers(config, params, inputs, found.means)
     scores: dict[str, jax.Array] = {}
     for stage in seen.values():
         scores |= stage
@@ -270,13 +226,13 @@ class _Activations:
             read = [axis_of(name) for name in module.axes[: module.contract]]
             kinds = [axis_kind(name) for name in read]
             if kinds == ["heads", "head_dim"]:
-                self.found[read[0]].append(jnp.linalg.norm(_widened(args[0]), axis=-1))
+                self.found[read[0]].append(jnp.linalg.norm(widen_dtype(args[0]), axis=-1))
             elif kinds == ["mlp"]:
-                self.found[read[0]].append(jnp.abs(_widened(args[0])))
+                self.found[read[0]].append(jnp.abs(widen_dtype(args[0])))
         elif isinstance(module, Routed):
             self.found[EXPERTS].append(module.contributions(args[0]))
         elif isinstance(module, LayerNorm | RMSNorm) and axis_kind(axis_of(module.axis)) == "embed":
-            self.found[axis_of(module.axis)].append(jnp.abs(_widened(outputs)))
+            self.found[axis_of(module.axis)].append(jnp.abs(widen_dtype(outputs)))
 
     def means(self, x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
         """Return the means of the block that has just been traced, as `run_stack` calls it."""
@@ -290,33 +246,3 @@ class _Activations:
             by_reap = self.experts == "reap"
             means[EXPERTS] = of_users if by_reap else used.mean((0, 1), dtype=part.dtype)
         return means
-
-
-def _observed(config: Config, params: Params, inputs: Inputs, observe: Observe) -> dict[str, Tree]:
-    """Return the results of ``observe`` by axis of layers, stacked over the layers of a stage."""
-    output: Tree = config.module.apply({"params": params}, inputs, observe=observe)
-    return dict(
-        zip(
-            stages(config.sizes()), output[1] if len(config.depths) > 1 else output[1:], strict=True
-        )
-    )
-
-
-def _widened(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def _squared(streams: jax.Array, count: int) -> jax.Array:
-    """Return ``|u - v|^2`` of the directions u and v of the stream, from 0 to 4.
-
-    They are the directions before and after each ``count`` consecutive layers.
-    """
-    x = _widened(streams)
-    length = jnp.linalg.norm(x, axis=-1, keepdims=True)
-    x = x / jnp.maximum(length, jnp.finfo(x.dtype).tiny)
-    return jnp.square(x[count:] - x[:-count]).sum(-1)
-
-
-def _mean_of_layers(x: jax.Array) -> jax.Array:
-    """Return the mean over all axes except the first."""
-    return x.mean(tuple(range(1, x.ndim)))

@@ -1,40 +1,34 @@
-"""How are the names of the tensors in files matched to the leaves of a model?"""
+"""How are tensors found that wrappers have renamed, and those left out that predict further tokens?"""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 
-from jaxgrow.axes.names import Names
+from jaxgrow.checkpoints.hf import layer_lists
+from jaxgrow.checkpoints.hf.registry import NAMING
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
-from jaxgrow.checkpoints.io.files import CheckpointError, spelt
+from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.typed import Json
 
 # Parts that wrappers of PyTorch and PEFT insert into the names of modules.
 _WRAPPERS = re.compile(
     r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module"
     r"|base_layer)\."
 )
-# Fused experts in the modules of transformers 5, and experts that are only stacked.
-_FUSED_EXPERTS: tuple[Mapping[str, TensorLayout], ...] = (
-    {
-        "gate": TensorLayout("gate_up_proj", "experts (2 mlp) embed", 0),
-        "up": TensorLayout("gate_up_proj", "experts (2 mlp) embed", 1),
-        "down": TensorLayout("down_proj", "experts embed mlp"),
-    },
-    {
-        "gate": TensorLayout("gate_proj", "experts mlp embed"),
-        "up": TensorLayout("up_proj", "experts mlp embed"),
-        "down": TensorLayout("down_proj", "experts embed mlp"),
-    },
+
+# The number of further layers that predict tokens behind the next one. jaxgrow does not read them.
+FURTHER = (
+    *("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", "mtp_num_layers"),
+    "mtp_num_hidden_layers",
 )
 
 
 def unwrapped_names(
-    stored: Mapping[str, Tensor], places: Iterable[TensorLayout], prefix: str, folder: Path
-) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
+    stored: dict[str, Tensor], places: Iterable[TensorLayout], prefix: str, folder: Path
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Remove prefixes and wrappers from the names of tensors.
 
     Args:
@@ -75,56 +69,32 @@ def _common_prefix(stored: Collection[str], expected: Collection[str]) -> str:
     return max(found, key=lambda prefix: (found[prefix], -len(prefix)))
 
 
-def with_fused_experts(
-    names: Mapping[str, TensorLayout],
-    stored: Mapping[str, Tensor],
-    axes: Mapping[str, tuple[Names, tuple[int, ...]]],
-    sizes: Mapping[str, int],
-) -> dict[str, TensorLayout]:
-    """Return the layouts of leaves, with the layouts that the files have for fused experts.
-
-    The shapes decide whether the outputs or the inputs of a kernel come first. If both or
-    neither fit, the layout of the architecture decides, or else the layout of transformers 5.
+def without_further_layers(hf_config: Json, key: str) -> tuple[Json, tuple[str, ...]]:
+    """Remove the number of the layers that predict further tokens, and their entries in lists.
 
     Args:
-      names: the layouts in the architecture.
-      stored: the tensors by their names.
-      axes: the axis names of each leaf.
-      sizes: the size of every axis.
+      hf_config: the content of ``config.json``.
+      key: the key of the number of layers.
+
+    Returns:
+      The new ``config.json``, and remarks for the user.
     """
-
-    def first(place: TensorLayout) -> str:
-        return place.name.format(layers=0)
-
-    def fits(places: Mapping[str, TensorLayout]) -> bool:
-        shapes = {path: place.shape(axes[path][0], sizes) for path, place in places.items()}
-        return all(stored[first(places[path])].shape == shape for path, shape in shapes.items())
-
-    forms = _expert_forms(names)
-    found = [form for form in forms if all(first(place) in stored for place in form.values())]
-    return {**names, **next(filter(fits, found), next(iter(found), {}))}
-
-
-def _expert_forms(names: Mapping[str, TensorLayout]) -> Iterator[dict[str, TensorLayout]]:
-    """The layouts that files may have for the kernels of experts, in the order of preference."""
-    own = {
-        part: names.get(f"blocks/mlp/{part}/kernel", TensorLayout())
-        for part in ("gate", "up", "down")
+    layers = hf_config.get(key)
+    named = [n for n in FURTHER if type(hf_config.get(n)) is int and hf_config[n] > 0]
+    if type(layers) is not int or not named:
+        return hf_config, ()
+    count = hf_config[named[0]]
+    out = {name: value for name, value in hf_config.items() if name not in named}
+    cut = {
+        n: v[:layers]
+        for n, v in layer_lists.listed_keys(out, layer_lists.ENTRIES).items()
+        if len(v) == layers + count
     }
-    forms = [own] if "experts" in own["down"].layout else []
-    begin, apart, _ = own["down"].name.partition("{experts}.")
-    for ending in ("", ".weight") if apart else ():
-        for form in _FUSED_EXPERTS:
-            forms.append({p: replace(s, name=f"{begin}{s.name}{ending}") for p, s in form.items()})
-    for form in forms:
-        for places in (form, {part: _inputs_first(place) for part, place in form.items()}):
-            yield {f"blocks/mlp/{part}/kernel": place for part, place in places.items()}
-
-
-def _inputs_first(place: TensorLayout) -> TensorLayout:
-    """The same layout with the last two axes of the tensor exchanged."""
-    first, *last = place.groups
-    return replace(place, layout=" ".join([first, *reversed(last)]))
+    less = f", and {listed(list(cut))} without the {count} entries for them" if cut else ""
+    return out | cut, (
+        f"{named[0]} is {count}: these layers for the prediction of further tokens are not read. A "
+        f"new config.json is written without this key{less}",
+    )
 
 
 def without_further_tensors(
@@ -155,3 +125,8 @@ def layer_of(name: str, places: Collection[TensorLayout]) -> int:
         if name.startswith(begin) and index.isdecimal() and len(index) < 7:
             return int(index)
     return -1
+
+
+NAMING.add("unwrapped", unwrapped_names)
+NAMING.add("predicted layers", without_further_layers)
+NAMING.add("predicted tensors", without_further_tensors)

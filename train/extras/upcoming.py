@@ -1,21 +1,18 @@
 """What will a comparison run, and about how long does that take?"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgrow.axes import axis_kind
-from jaxgrow.registry import Registry
+from train.analysis.comparing import ANNOUNCERS
 from train.config.experiment import Experiment
 from train.data.workers import core_count
+from train.extras.aot.estimate import published_speed
 from train.plan.methods import Growing, Scratch, VCycle
 from train.plan.training import Train
 from train.store.workdir import Workdir
-
-# "published" returns the peak FLOP/s of all devices of this process, or None without a published
-# one.
-DEVICE_SPEEDS: Registry[Callable[[], float | None]] = Registry("device speed", "train.extras")
 
 SAME_COST = 0.03  # two runs have the same cost if it differs by less than this fraction
 # A small model on a CPU reaches this many FLOPs per second and core, and a large one on an accelerator
@@ -84,7 +81,7 @@ class Upcoming:
         begun = {e.name: 1 - n / e.steps for e, n in zip(self.shorter, self.shared, strict=True)}
         cost = sum(e.cost * begun.get(e.name, 1.0) for e in left)
         models = {str(phase.config) for e in left for phase in e.plan if isinstance(phase, Train)}
-        published = DEVICE_SPEEDS["published"]()
+        published = published_speed()
         speed = REACHED * published if published else CORE * core_count()
         return cost / speed + PROGRAMS * len(models) + START
 
@@ -113,3 +110,6 @@ def _duration(seconds: float) -> str:
     if minutes < 90:
         return f"about {minutes} minute{'s' * (minutes > 1)}"
     return f"about {round(minutes / 60)} hours"
+
+
+ANNOUNCERS.add("runs", Upcoming)

@@ -1,7 +1,7 @@
 """How a model continues a text: the KV cache, and the layers that read it.
 
 Shape suffixes: B batch, T new positions, S cached positions, D embed, G key/value heads, K
-head_dim, L layers.
+head_dim, L layers, H query heads.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxgrow.axes.names import Params, Tree
-from jaxgrow.models.attention import put_at
+from jaxgrow.models.attention import CONTINUING, KEPT, PLAIN, ScoreForm, attention_by_xla
 from jaxgrow.sharding import split_batch
-
-# The collection and the name under which attention sows its keys and values for `run_after`. They
-# are stored only if the collection is mutable.
-KEPT = ("intermediates", "keys_and_values")
 
 
 @struct.dataclass
@@ -95,3 +91,46 @@ def run_after(
     before = (past.keys, past.values) if past.positions else None
     x_BTD, (keys, values) = jax.lax.scan(body, x_BTD, (stacked, before), unroll=not scan)
     return x_BTD[jnp.arange(len(x_BTD)), last_B][:, None], Past(keys, values, last_B + 1)
+
+
+def attention_after(past, q_BTHK, k_BTGK, v_BTGK, form: ScoreForm = PLAIN):
+    """Causal `attention` in XLA of tokens that follow a KV cache.
+
+    The rows of a batch may be at different positions.
+
+    Args:
+      past: ``((keys, values), positions)``. Keys and values are [B, S, G, K] of the positions from
+        0; entries from a row's first new position on are undefined. The positions of the new tokens
+        are int32 [B, T], less than S and consecutive in each row.
+      q_BTHK: queries of the tokens.
+      k_BTGK: keys of the tokens.
+      v_BTGK: values of the tokens.
+      form: as in `attention`.
+    """
+    old, positions_BT = past
+    k_BSGK, v_BSGK = (
+        put_at(a, b, positions_BT[:, 0]) for a, b in zip(old, (k_BTGK, v_BTGK), strict=True)
+    )
+    seen_B1TS = jnp.arange(k_BSGK.shape[1])[None, None, None] <= positions_BT[:, None, :, None]
+    if form.window is not None:
+        seen_B1TS &= (
+            positions_BT[:, None, :, None] - jnp.arange(k_BSGK.shape[1])[None, None, None]
+            < form.window
+        )
+    return attention_by_xla(q_BTHK, k_BSGK, v_BSGK, seen_B1TS, form)
+
+
+def put_at(old_BS, new_BT, first_B):
+    """Write each row's ``new_BT`` into ``old_BS`` at the positions from ``first_B`` on.
+
+    Both arrays may have further axes behind these two.
+    """
+
+    def row(old_S, new_T, first):
+        return jax.lax.dynamic_update_slice_in_dim(old_S, new_T, first, 0)
+
+    return jax.vmap(row)(old_BS, new_BT, first_B)
+
+
+CONTINUING.add("attention", attention_after)
+CONTINUING.add("layers", run_after)

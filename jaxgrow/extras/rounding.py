@@ -11,6 +11,7 @@ from jaxgrow.checkpoints.hf.storage import HuggingFace, StoredForm
 from jaxgrow.checkpoints.io.files import listed
 from jaxgrow.checkpoints.source import Checkpoint, Source
 from jaxgrow.checkpoints.writing import Output
+from jaxgrow.cli.writing import ROUNDING
 from jaxgrow.growth.maps import Growth, terms
 from jaxgrow.growth.matrices import SparseMap
 
@@ -96,3 +97,6 @@ def _is_stored_exactly(before: StoredForm, after: StoredForm, weights: list[np.n
         unchanged = before.plus == after.plus and np.isclose(power, 0)
         return bool(unchanged) and all((w[w != 0] == 1).all() for w in weights)
     return bool(np.isclose(power, np.round(power)))
+
+
+ROUNDING.add("notes", rounding_notes)

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxgrow.checkpoints.io.files import QUANTISATION, CheckpointError, spelt
+from jaxgrow.checkpoints.hf.registry import DIAGNOSES
+from jaxgrow.checkpoints.io.files import QUANTISATION, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
 from jaxgrow.typed import Json
 
@@ -21,27 +22,29 @@ _PACKED = re.compile(r"F4|F[468]_.*")
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
 
 
-def check_not_quantised(
-    folder: Path, hf_config: Json, stored: Mapping[str, Tensor] | None = None
-) -> None:
-    """Raise a `CheckpointError` if ``config.json`` or a tensor is that of a quantised model.
+def quantised_part(folder: Path, hf_config: Json, stored: Mapping[str, Tensor]) -> str:
+    """Return the message that ``config.json`` or a tensor is that of a quantised model; "": neither.
 
     Args:
-      folder: the folder, for the message.
+      folder: the folder.
       hf_config: the content of ``config.json``.
-      stored: the tensors; None: they are not known yet.
+      stored: the tensors, as far as they are known.
     """
     parts = [part for part in (hf_config, hf_config.get("text_config")) if isinstance(part, dict)]
     why = [f"config.json has {key}" for part in parts for key in _KEYS if part.get(key) is not None]
     beside = [f", and the folder has {name}" for name in QUANTISATION if (folder / name).exists()]
-    for name, tensor in (stored or {}).items():
+    for name, tensor in stored.items():
         whole = name.endswith("weight") and len(tensor.shape) > 1 and tensor.stored in _INTEGERS
         if not why and (
             whole or _QUANTISED_TENSORS.fullmatch(name) or _PACKED.fullmatch(tensor.stored)
         ):
             why = [f"tensor {spelt(name)} has dtype {tensor.stored}{''.join(beside[:1])}"]
-    if why:
-        raise CheckpointError(
-            f"{folder}: the model is quantised ({why[0]}), and jaxgrow reads only weights that are not. Give the folder of the "
-            "model before it was quantised, or dequantize this one in transformers (model.dequantize(), then save_pretrained)"
-        )
+    if not why:
+        return ""
+    return (
+        f"the model is quantised ({why[0]}), and jaxgrow reads only weights that are not. Give the folder of the "
+        "model before it was quantised, or dequantize this one in transformers (model.dequantize(), then save_pretrained)"
+    )
+
+
+DIAGNOSES.add("quantised", quantised_part)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from train.analysis.comparing import LENGTHS
 from train.common.errors import UserError
 from train.config.experiment import Experiment, load_as, load_experiment
 from train.config.overrides import all_settings, with_overrides
@@ -99,3 +100,6 @@ def _kept_counts(loaded: Sequence[Experiment], own: Sequence[Experiment | None])
             f"{loaded[0].name} has {steps:,} steps instead of {before:,}, but these numbers of steps are "
             f"as in the config files: {names}."
         )
+
+
+LENGTHS.add("alike", load_alike)

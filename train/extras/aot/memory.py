@@ -10,6 +10,7 @@ from jaxgrow.axes import Tree
 from train.common.errors import UserError
 from train.plan.lifetimes import Plan, states
 from train.plan.training import Train
+from train.run.trainer import MEMORY_CHECKS
 from train.state.mesh import Mesh
 from train.state.model import shardings
 
@@ -90,3 +91,6 @@ def check_memory(
         f"{name} needs {needs / GB:.3g} GB for models, optimizer state and gradients on each device, which has "
         f"{has / GB:.3g} GB, and activations are not yet counted: {way}. python -m train.preflight finds settings that fit"
     )
+
+
+MEMORY_CHECKS.add("memory", check_memory)

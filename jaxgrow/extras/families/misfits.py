@@ -1,0 +1,90 @@
+"""Why do the tensors of a folder not fit the model of its ``config.json``?"""
+
+import itertools
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from copy import copy
+
+from jaxgrow.checkpoints.hf import layer_lists
+from jaxgrow.checkpoints.hf.registry import DIAGNOSES
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
+from jaxgrow.checkpoints.io.files import listed
+from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.extras.families.tensor_names import layer_of
+from jaxgrow.untrusted import CheckedPath
+
+
+def tensors_without_values(stored: Mapping[str, Tensor]) -> str:
+    """Return the reason why tensors have no values; "": all of them have some."""
+    empty = [name for name, tensor in stored.items() if 0 in tensor.shape]
+    if not empty:
+        return ""
+    return (
+        f"these tensors have no values: {listed(empty, most=2)}. DeepSpeed saves such tensors under ZeRO stage 3. "
+        "Convert the state with its zero_to_fp32.py, or save the model again with the setting "
+        '"stage3_gather_16bit_weights_on_model_save": true'
+    )
+
+
+def other_depth(
+    wrong: Collection[str],
+    stored: Collection[str],
+    places: Collection[TensorLayout],
+    key: str,
+    depth: int,
+) -> str:
+    """Return the message that only the number of layers is wrong; "": there are other reasons.
+
+    Args:
+      wrong: the names of tensors that only the files or only the model have.
+      stored: the names of all tensors in the files.
+      places: the layouts of the leaves of the model.
+      key: the key of the number of layers.
+      depth: the number of layers of the model.
+    """
+    layers = 1 + max((layer_of(name, places) for name in stored), default=-1)
+    least = min((layer_of(name, places) for name in wrong), default=-1)
+    if not layers or layers == depth or least < min(depth, layers):
+        return ""
+    fewer = f"; to keep {depth} of them, use `jaxgrow prune --layers {depth}` then"
+    return (
+        f"{key} is {depth}, but the folder has the tensors of {layers} layers. Set {key} to {layers}"
+        f"{fewer if depth < layers else ''}"
+    )
+
+
+def cause_of_misfits(
+    model: HuggingFace, file: CheckedPath, further: bool, named: list[str], wrong: dict[str, str]
+) -> str:
+    """Return the one reason of all misfits: no values, or one wrong number; "": not known."""
+    known = {name: tensor for name, tensor in model.tensors.items() if name not in named}
+    if empty := tensors_without_values(known):
+        return empty
+    of = (named, model.tensors, model.names.values(), model.family.layers_key, model.config.depth)
+    if not wrong and (depth := other_depth(*of)):
+        return depth
+    sizes = {n for name in itertools.islice(wrong, 1) for n in model.tensors[name].shape}
+    hf_config = model.hf_config or {}
+    found: list[str] = []
+    for key, size in itertools.product(hf_config.keys() & _size_keys(model), sizes):
+        other = copy(model)
+        other.hf_config = {**hf_config, key: size}
+        with suppress(ValueError):
+            other.find_names(other.read_config(file), further)
+            if not any(other.misfits()):
+                found.append(
+                    f"{key} is {hf_config[key]}, but the weights have {size}: {next(iter(wrong.values()))}. Set {key} to "
+                    f"{size}, or give the weights that belong to this config.json"
+                )
+    return found[0] if len(found) == 1 else ""
+
+
+def _size_keys(model: HuggingFace) -> set[str]:
+    """The keys of ``config.json`` that hold a size other than the number of layers."""
+    layers, *groups = layer_lists.SYNONYMS
+    return {*model.family.fields, *itertools.chain(*groups)} - {*layers}
+
+
+DIAGNOSES.add("empty", tensors_without_values)
+DIAGNOSES.add("cause", cause_of_misfits)

@@ -1,0 +1,40 @@
+"""How do commands write a grown LoRA without its model (``--lora-only``)?"""
+
+import argparse
+
+from jaxgrow.checkpoints import Grown
+from jaxgrow.checkpoints.io.folders import atomic_folder
+from jaxgrow.checkpoints.io.replacing import may_become
+from jaxgrow.checkpoints.source import Checkpoint
+from jaxgrow.checkpoints.writing import COMPANIONS
+from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
+from jaxgrow.cli.writing import ADAPTERS, output_of, print_json, print_notes, sizes_as_text
+from jaxgrow.growth.maps import Growth
+from jaxgrow.untrusted import print_text
+
+
+def write_lora_alone(a: argparse.Namespace, root: Checkpoint, growth: Growth) -> None:
+    """Write a grown LoRA without its model, and print a summary."""
+    if a.lora is None:
+        raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
+    why = "--lora-only writes no model, to which this applies"
+    refuse_options(a, why, "to", "dtype", "shard_size", "noise", "optimizer")
+    output = output_of(a)
+    with errors_with_options():
+        lora = COMPANIONS["lora"](root, growth, a.lora)
+        sizes = Grown(root, growth).sizes()
+        folders = [root.folder, *lora.folders]
+        if a.dry_run:
+            may_become(output.folder, folders, a.overwrite)
+        else:
+            with atomic_folder(output.folder, folders, a.overwrite) as part:
+                lora.write(part, None, output)
+    if a.json:
+        about = {"dst": str(a.dst), "written": not a.dry_run, "sizes": sizes, "notes": lora.notes}
+        return print_json(about)
+    nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
+    print_text(f"{a.dst}: only the LoRA{nothing}\n{sizes_as_text(sizes)}")
+    print_notes(lora.notes)
+
+
+ADAPTERS.add("lora", write_lora_alone)
