@@ -48,6 +48,15 @@ def test_a_grown_model_names_its_base_its_method_and_its_licence(tmp_path, capsy
     assert [step["arguments"]["method"] for step in steps] == ["stack", "passthrough"]
 
 
+@pytest.mark.interop
+def test_hugging_face_reads_the_card(tmp_path, capsys):
+    hub = pytest.importorskip("huggingface_hub", reason="pip install -e '.[interop-test]'")
+    called(capsys, "grow", model(tmp_path), tmp_path / "b", *DEEP)
+    data = hub.ModelCard.load(tmp_path / "b/README.md").data
+    assert (data.base_model, data.license, data.library_name) == ("a", "apache-2.0", "transformers")
+    assert data.tags == ["jaxgrow", "stack"]
+
+
 def test_the_same_model_keeps_its_card(tmp_path, capsys):
     called(capsys, "convert", model(tmp_path), tmp_path / "b", "--dtype", "bfloat16")
     assert (tmp_path / "b/README.md").read_text() == APACHE

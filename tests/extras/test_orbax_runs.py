@@ -94,6 +94,18 @@ def restored(folder: Path) -> dict[str, np.ndarray]:
     return {path(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_layers_are_taken_from_a_list(tmp_path):
+    folder = written(tmp_path / "a", maxtext(1))
+    assert main(["grow", str(folder), str(tmp_path / "b"), "--layers-from", "2,0"]) == 0
+    record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
+    assert record["arguments"]["sources"] == [2, 0] and record["sizes"]["layers"] == 2
+    old, new = restored(folder), restored(tmp_path / "b")
+    for name, x in old.items():  # the parameters and their moments
+        expected = x[:, [2, 0]] if "decoder/layers/" in name else x
+        np.testing.assert_array_equal(new[name], expected, name)
+
+
 @pytest.mark.parametrize(
     ("scan", "policy"),
     [

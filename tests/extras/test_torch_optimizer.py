@@ -184,6 +184,25 @@ def test_new_layers_begin_without_state(run, tmp_path):
     assert later < before + 0.01
 
 
+@pytest.mark.parametrize("sources", [[1, 0, 1], [1]])
+def test_the_state_of_a_list_of_layers_follows_the_layers(run, tmp_path, sources):
+    layers = ",".join(map(str, sources))
+    command = f"grow {run} {tmp_path}/list --layers-from {layers} --optimizer copy"
+    assert main(command.split()) == 0
+    old, new = (
+        torch_optimizer.read_optimizer(folder / "optimizer.pt", opened(folder))[0].arrays
+        for folder in (run, tmp_path / "list")
+    )
+    for kind in ("exp_avg", "exp_avg_sq"):
+        for name, x in new[kind].items():
+            parts = name.split(".")
+            if parts[1] == "layers":
+                parts[2] = str(sources[int(parts[2])])
+            torch.testing.assert_close(x, old[kind][".".join(parts)], rtol=0, atol=0)
+    before, later, _ = resumed(tmp_path / "list", tmp_path / "on")
+    assert later < before
+
+
 def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
     assert main([*widened(run, tmp_path / "wide"), "--optimizer", "asymmetric"]) == 1
     assert (

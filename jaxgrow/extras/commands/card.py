@@ -39,7 +39,10 @@ def card_of_model(model: Source, record: Json, architecture: str) -> str:
     licences = [{key: of[key] for key in _LICENCE if key in of} for of in fronts.values()]
     arguments = record.get("arguments", {})
     method = arguments.get("method", record.get("operator"))
-    about: Json = {"library_name": "transformers", "tags": ["jaxgrow", str(method)]}
+    about: Json = {
+        "library_name": "transformers",
+        "tags": ["jaxgrow", *[str(method)] * bool(method)],
+    }
     about["base_model"] = bases[0] if len(bases) == 1 else bases
     if len(bases) > 1:
         about["base_model_relation"] = "merge"

@@ -254,9 +254,9 @@ class OtherTrainers:
                 f"--optimizer {policy} is not supported for checkpoints of other trainers: choose "
                 f"from {', '.join(POLICIES)}"
             )
-        growth, _ = growth_by_method(a, run.sizes(), target, run.traits)
+        growth, taken = growth_by_method(a, run.sizes(), target, run.traits)
         may_become(a.dst, [a.src], a.overwrite)
-        arguments = {"format": run.format.name, "method": a.method, "target": target}
+        arguments = {"format": run.format.name, "method": a.method, "target": target, **taken}
         record = {"arguments": arguments | {"optimizer": policy}, **new_layers_entry(growth)}
         about = grow_folder(
             run, growth, policy, a.dst, record, overwrite=a.overwrite, dry_run=a.dry_run
