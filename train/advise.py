@@ -12,16 +12,24 @@ measured. The last line is one of three decisions:
   cheaper near this setting.
 - *Run the pilot*: neither of the two.
 
+A line above it is the decision for a small model that exists already, whose cost does not count.
+
 With ``--measure``, a pilot trains the model itself: from scratch, and with the recipe that has the
-best forecast. It costs at most 3 % of the FLOPs of the budget. The small model trains briefly, then
-grows, and then trains further at a constant learning rate, on the same batches as a run from
-scratch. A short pilot finds a lag that is too small, so its bias is corrected by the mean error
-of the pilots of measured models. The first pilot costs 1 %; if the interval is then below 3 %, or if the
-second pilot would take too many seconds, there is no second one. After a pilot, the expected saving
-decides. ``--write`` writes the advised config.
+best forecast. The small model trains briefly, then grows, and then trains further at a constant
+learning rate, on the same batches as a run from scratch. A short pilot finds a lag that is too
+small, so its bias is corrected by the mean error of the pilots of measured models. The first pilot
+costs 1 % of the FLOPs, or has `SHORTEST` steps. If the interval is then below 3 %, there is no second
+one. The second pilot has the rest of 3 % of the budget, in FLOPs and in seconds. A clock stops the
+pilots when they have taken 3 % of the seconds of the budget, with compilation. After a pilot, the
+expected saving decides.
+
+If CONFIG has ``seconds`` instead of steps, the steps are measured first, as in a run
+(`train.extras.timing`). ``--write`` writes the advised config.
 """
 
+import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -32,10 +40,10 @@ import numpy as np
 from jaxgrow.tables import markdown_table
 from train.analysis.runs import Run
 from train.arguments import command_parser
-from train.common.errors import UserError, exits_cleanly
+from train.common.errors import Preempted, UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
-from train.config.experiment import Experiment, load_experiment
+from train.config.experiment import Experiment, load_experiment, with_fitting_steps
 from train.extras.advice.evidence import Case, PilotRow, method_rows
 from train.extras.advice.forecast import (
     Forecast,
@@ -46,7 +54,7 @@ from train.extras.advice.forecast import (
 from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.recipes import deep_vcycle, deepened
-from train.plan.training import Train
+from train.run.stop import Stop
 from train.run.trainer import run_experiment
 from train.state.optim import Optim
 
@@ -113,17 +121,18 @@ class Answer:
     recipe: Recipe
     grown: Experiment
     case: Case
-    small: float  # FLOPs of the small model, as a fraction of the FLOPs of a run from scratch
     flops: Forecast
     seconds: Forecast
 
     @property
+    def given(self) -> Forecast:
+        """The forecast if the small model exists already, so that its cost does not count."""
+        return self.flops.in_seconds(self.case, (0.0, 0.0))
+
+    @property
     def cells(self) -> list[str]:
         """The row of the table for this recipe."""
-        saved = (
-            f"{f.saved:.0%} ({f.interval[0]:.0%} to {f.interval[1]:.0%})"
-            for f in (self.flops, self.seconds)
-        )
+        saved = map(percentages, (self.flops, self.seconds))
         return [self.recipe.about, f"{self.case.flops:.0%}", *saved]
 
 
@@ -135,6 +144,12 @@ class Pilot:
     slowdown: float  # seconds per FLOP of the small model, relative to the large one
     flops: float  # cost, as a fraction of the budget
     seconds: float  # the same in seconds, with compilation
+
+
+def percentages(saving: Forecast) -> str:
+    """A saving and its interval, such as ``"17% (9% to 24%)"``."""
+    low, high = saving.interval
+    return f"{saving.saved:.0%} ({low:.0%} to {high:.0%})"
 
 
 def recipe_answers(
@@ -167,7 +182,7 @@ def recipe_forecast(
     tokens = experiment.steps * experiment.batch * experiment.model.length / size
     family = type(experiment.model).__name__.removesuffix("Config")
     setting = (family, OPTIMIZERS[experiment.optim.name], size, tokens)
-    cost, small = plan_costs(experiment, grown)
+    cost = grown.cost / experiment.cost
     case = Case(*setting, method=recipe.name, tau=recipe.tau, flops=cost)
     rows = forecast_rows()
     flops = forecast_saving(case, rows, pilot=pilot and pilot.row)
@@ -175,18 +190,8 @@ def recipe_forecast(
     if pilot is not None:  # on the hardware of the pilot, the slowdowns have the same ratio
         slowdown *= pilot.slowdown / small_slowdown(rows, pilot.row.method)[0]
         deviation = 0.0
-    seconds = flops.in_seconds(cost, small, (slowdown, deviation))
-    return Answer(recipe, grown, case, small, flops, seconds)
-
-
-def plan_costs(experiment: Experiment, grown: Experiment) -> tuple[float, float]:
-    """Return the FLOPs of ``grown`` and of its small models, relative to ``experiment``."""
-    small = sum(
-        phase.cost(grown.batch, grown.accumulate)
-        for phase in grown.plan
-        if isinstance(phase, Train) and phase.config != experiment.model
-    )
-    return grown.cost / experiment.cost, small / experiment.cost
+    seconds = flops.in_seconds(case, (slowdown, deviation))
+    return Answer(recipe, grown, case, flops, seconds)
 
 
 def decay_fraction(experiment: Experiment) -> float:
@@ -202,11 +207,41 @@ def parameter_count(experiment: Experiment) -> int:
 # --- the pilot ---
 
 
+class PilotLate(UserError):
+    """The pilots have taken `COST` of the seconds of the budget."""
+
+
+class PilotClock(Stop):
+    """Also stop a run when the pilots have taken more than `COST` of the seconds of the budget.
+
+    Args:
+      steps: number of steps of the budget.
+      begin: time at which the pilots began. Compilation counts from there on.
+      step: seconds of a step of the full model; None: those of the run, whose model is the full one.
+    """
+
+    def __init__(self, steps: int, begin: float, step: float | None = None):
+        super().__init__()
+        self.steps, self.begin, self.step = steps, begin, step
+        self.calls = 0
+        self.first = 0.0
+        self.late = False
+
+    def asked(self) -> bool:
+        now = time.monotonic()
+        self.first = self.first or now
+        self.calls += 1
+        measured = (now - self.first) / (self.calls - 1) if self.calls > 5 else math.inf
+        self.late = now - self.begin > COST * self.steps * (self.step or measured)
+        return super().asked() or self.late
+
+
 def measure_lag(experiment: Experiment, workdir: Path) -> Pilot | None:
     """Run one or two pilots of the recipe with the best forecast, and return the last one.
 
     Returns:
-      The last pilot; None if the forecast without a pilot is already "do not grow".
+      The last pilot, with the cost of both; None if the forecast without a pilot is already "do not
+      grow".
 
     Raises:
       UserError: no recipe with a pilot fits the experiment, or the budget is too small.
@@ -224,28 +259,46 @@ def measure_lag(experiment: Experiment, workdir: Path) -> Pilot | None:
             f"a pilot of {COST:.0%} of the budget would train the small model for {most:.0f} steps, but at least {SHORTEST} "
             f"are necessary: give --budget {enough:.3g} or more, or try the recipe itself, which is cheap with this budget"
         )
-    parts = [FIRST, COST - FIRST] if most * FIRST / COST >= SHORTEST else [COST]
-    pilots: list[Pilot] = []
-    for part in parts:
-        pilots.append(run_pilot(experiment, best, int(most * part / COST), workdir))
-        again, _ = recipe_answers(experiment, pilots[-1])
-        if growth_refusal(again[0]) or pilots[-1].seconds * COST / part > COST:
-            break
-    flops, seconds = sum(p.flops for p in pilots), sum(p.seconds for p in pilots)
-    return replace(pilots[-1], flops=flops, seconds=seconds)
+    experiment.data.sources(experiment.model)  # tokenising is not a cost of the pilots
+    begin = time.monotonic()
+    short = max(SHORTEST, int(most * FIRST / COST))
+    first = run_pilot(experiment, best, short, workdir, begin)
+    # The second pilot compiles nothing, so it takes less time than this.
+    rest = min(COST - first.flops, (COST - first.seconds) * first.flops / first.seconds)
+    longer = int(most * rest / COST)
+    if longer <= short or growth_refusal(recipe_answers(experiment, first)[0][0]):
+        return first
+    try:
+        second = run_pilot(experiment, best, longer, workdir, begin)
+    except PilotLate:
+        return replace(first, flops=COST, seconds=COST)
+    flops, seconds = first.flops + second.flops, first.seconds + second.seconds
+    return replace(second, flops=flops, seconds=seconds)
 
 
 def most_steps(experiment: Experiment, answer: Answer) -> float:
     """Return the steps of the small model with which a pilot costs `COST` of the budget."""
     assert answer.recipe.tau
-    step = answer.small / answer.recipe.tau  # cost of a step of the small model
+    step = answer.case.small / answer.recipe.tau  # cost of a step of the small model
     return COST * experiment.steps / (1 + 2 * REACH + step)
 
 
-def run_pilot(experiment: Experiment, answer: Answer, small: int, workdir: Path) -> Pilot:
+def run_pilot(
+    experiment: Experiment, answer: Answer, small: int, workdir: Path, begin: float
+) -> Pilot:
     """Train briefly at a constant learning rate, from scratch and with a recipe.
 
     The cost is printed before the runs start.
+
+    Args:
+      experiment: training from scratch with the budget.
+      answer: forecast of the recipe.
+      small: number of steps of the small model.
+      workdir: folder of the runs.
+      begin: time at which the pilots of this budget began.
+
+    Raises:
+      PilotLate: the pilots took too many seconds.
     """
     optim = replace(
         experiment.optim, schedule="wsd", decay=0.0, warmup=min(experiment.optim.warmup, small // 2)
@@ -269,19 +322,29 @@ def run_pilot(experiment: Experiment, answer: Answer, small: int, workdir: Path)
         file=sys.stderr,
     )
 
-    def ran(e: Experiment) -> Run:
+    def ran(e: Experiment, step: float | None = None) -> Run:
         folder = workdir / f"{e.name}-seed{e.seed}"
-        run_experiment(e, folder)
+        clock = PilotClock(experiment.steps, begin, step)
+        try:
+            run_experiment(e, folder, stop=clock)
+        except Preempted as stopped:
+            if clock.late:
+                raise PilotLate(
+                    f"the pilot was stopped, because it took more than {COST:.0%} of the seconds of the budget, with "
+                    "compilation: give a larger --budget, or try the recipe itself"
+                ) from stopped
+            raise
         return Run(e.name, e.seed, folder)
 
     def losses(of: Run) -> list[float]:
         return [line["loss"] for line in of.log if "loss" in line]
 
-    scratch, grown = ran(base), ran(growing)
-    lag = steps_behind(losses(scratch), losses(grown), small)
-    row = PilotRow(**vars(answer.case), steps=small, lag=lag, page="")
+    scratch = ran(base)
     step = scratch.step_seconds(0)
     assert step is not None  # the log has each step
+    grown = ran(growing, step)
+    lag = steps_behind(losses(scratch), losses(grown), small)
+    row = PilotRow(**vars(answer.case), steps=small, lag=lag, page="")
     seconds = (scratch.cost("seconds") + grown.cost("seconds")) / (step * experiment.steps)
     return Pilot(row, run_slowdown(grown), flops, seconds)
 
@@ -374,6 +437,18 @@ def final_decision(answers: Sequence[Answer], pilot: Pilot | None) -> str:
     return "Run the pilot (--measure): the interval contains savings above and below zero."
 
 
+def given_decision(answers: Sequence[Answer]) -> list[str]:
+    """Return a sentence on the case that the small model exists already."""
+    rows = [answer for answer in answers if answer.recipe.tau]
+    if not rows:
+        return []
+    best = max(rows, key=lambda answer: answer.given.saved)
+    low, high = best.given.interval
+    word = "grow" if low > 0 else "do not grow" if high < WORTH else "run the pilot"
+    text = f"saves {percentages(best.given)} of the FLOPs: {word}."
+    return [f"If you already have the small model, {best.recipe.about} {text}"]
+
+
 def full_report(
     experiment: Experiment, pilot: Pilot | None = None
 ) -> tuple[str, Experiment | None]:
@@ -410,7 +485,7 @@ def full_report(
     if experiment.optim.name == "adamw" and answers:
         muon = min(method_rows("muon"), key=answers[0].case.distance)
         lines.append(f"Muon instead of AdamW saved more than any recipe: {muon.told}.")
-    text = "\n".join([*lines, "", decision]) + "\n"
+    text = "\n".join([*lines, *given_decision(answers), "", decision]) + "\n"
     if not decision.startswith("Grow"):
         return text, None
     return text, replace(answers[0].grown, name=f"{base.name}_grown")
@@ -424,18 +499,19 @@ def with_stable_rate(experiment: Experiment) -> Experiment:
 
 
 def with_budget(experiment: Experiment, flops: float) -> Experiment:
-    """Return the experiment with the number of steps that ``flops`` allow.
+    """Return the experiment with the number of steps that ``flops`` allow, in place of its own length.
 
     Raises:
       UserError: the budget is less than one step, or more steps than can be counted.
     """
-    each = experiment.cost / experiment.steps
+    known = replace(experiment, steps=experiment.steps or 1000, seconds=None)
+    each = known.cost / known.steps
     if not each <= flops < each * MOST_STEPS:
         raise UserError(
             f"--budget must be between the FLOPs of one step, {each:.3g}, and of {MOST_STEPS:,} steps, "
             f"{each * MOST_STEPS:.3g}, but is {flops:g}"
         )
-    return replace(experiment, steps=round(flops / each))
+    return replace(known, steps=round(flops / each))
 
 
 def config_script(config: str, advised: Experiment) -> str:
@@ -482,6 +558,7 @@ def main() -> None:
         )
     if arguments.budget is not None:
         experiment = with_budget(experiment, arguments.budget)
+    experiment = with_fitting_steps(experiment, arguments.workdir)
     if arguments.write is not None:
         # An error here comes before the work.
         arguments.write.parent.mkdir(parents=True, exist_ok=True)

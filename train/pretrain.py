@@ -52,7 +52,7 @@ from jaxgrow.tables import align_columns
 from train.arguments import command_parser
 from train.common import hosts
 from train.common.errors import UserError, exits_cleanly
-from train.common.output import say
+from train.common.output import note, say
 from train.config.experiment import Experiment, listed_experiments, load_experiment
 from train.config.overrides import all_settings
 from train.run.trainer import run_experiment
@@ -109,7 +109,13 @@ def main() -> None:
     hosts.JOINING["processes"](*by_hand)
     experiment = hosts.on_all_processes(lambda: load_experiment(arguments.config, arguments.set))
     folder = arguments.workdir or Path("runs") / experiment.name
-    run_experiment(experiment, folder, arguments.profile, start=arguments.start)
+    result = run_experiment(experiment, folder, arguments.profile, start=arguments.start)
+    if experiment.seconds and hosts.is_first():
+        compiling = result["compile_seconds"]
+        note(
+            f"{experiment.name}: {experiment.seconds:g} s of training were planned, and "
+            f"{result['seconds'] - compiling:.1f} s were used, without {compiling:.1f} s of compilation"
+        )
 
 
 if __name__ == "__main__":

@@ -16,18 +16,21 @@ from train import advise
 from train.advise import (
     RECIPES,
     Pilot,
+    PilotClock,
+    PilotLate,
     as_code,
     full_report,
-    plan_costs,
     recipe_answers,
     steps_behind,
 )
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment
+from train.extras import timing
 from train.extras.advice.evidence import PilotRow, all_evidence
 from train.plan.methods import Growing, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened
+from train.run.stop import Stop
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 
@@ -56,16 +59,17 @@ def test_the_most_that_one_layer_first_can_save(tmp_path, model, tau, expected):
     e = experiment(tmp_path, model=model)
     grown = replace(e, method=deepened(model, 1, tau, TrainStage(1 - tau)))
     # published with two digits
-    assert 1 - plan_costs(e, grown)[0] == pytest.approx(expected, abs=0.0075)
+    assert 1 - grown.cost / e.cost == pytest.approx(expected, abs=0.0075)
 
 
 def test_the_costs_of_the_small_model_are_a_part_of_the_plan(tmp_path):
     e = experiment(tmp_path)
+    answers = {answer.recipe: answer for answer in recipe_answers(e)[0]}
     for recipe, tau in ((HALF, 0.5), (HALVES, 0.6), (VCYCLE, 0.4)):
-        cost, small = plan_costs(e, replace(e, method=recipe.method(e, recipe.tau or 0.0)))
-        large = cost - small  # the steps of the large model cost as much as from scratch
-        assert large == pytest.approx(0.55 if recipe is VCYCLE else 1 - tau, abs=1e-3)
-        assert 0.3 < small / tau < 0.6
+        grown, case = answers[recipe].grown, answers[recipe].case
+        costs = [p.cost(e.batch) / e.cost for p in grown.plan if p.cost(1) and p.config != e.model]
+        assert case.small == pytest.approx(sum(costs), abs=1e-3)
+        assert 0.3 < case.small / tau < 0.6 and case.flops == grown.cost / e.cost
 
 
 def test_a_recipe_grows_after_the_measured_fraction(tmp_path):
@@ -195,7 +199,28 @@ def test_a_slow_small_model_lowers_the_seconds_and_not_the_flops(tmp_path):
     assert fast.flops == slow.flops == fast.seconds
     # 1 - saving is proportional to the time of the plan.
     ratio = (1 - slow.seconds.saved) / (1 - fast.seconds.saved)
-    assert ratio == pytest.approx((slow.case.flops + 0.5 * slow.small) / slow.case.flops)
+    assert ratio == pytest.approx((slow.case.flops + 0.5 * slow.case.small) / slow.case.flops)
+
+
+def test_an_existing_small_model_has_its_own_decision(tmp_path):
+    e = near(tmp_path)
+    text, _ = full_report(e)
+    halves = next(a for a in recipe_answers(e)[0] if a.recipe is HALVES)
+    low, high = halves.given.interval
+    assert low < 0.491 < high, "the measured saving without the cost of the small model"
+    assert (
+        "\nIf you already have the small model, half of the layers and of each MLP first saves"
+        in text
+    )
+    assert (
+        f"saves {halves.given.saved:.0%} ({low:.0%} to {high:.0%}) of the FLOPs: grow.\n\nGrow"
+        in text
+    )
+    long = near(tmp_path, steps=3600 * 16)
+    behind = full_report(long, found(long, 9.0))[0]
+    assert "of the FLOPs: do not grow.\n\nDo not grow: " in behind
+    # The V-cycle makes its small model itself.
+    assert advise.given_decision([a for a in recipe_answers(e)[0] if a.recipe is VCYCLE]) == []
 
 
 def test_recipes_that_do_not_fit_are_named(tmp_path):
@@ -213,33 +238,113 @@ def test_recipes_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_pilot_costs_at_most_three_per_cent(tmp_path, monkeypatch):
-    """The first pilot may decide; a budget that is too small for a pilot is refused."""
-    ran = []
-    shows = {}
+    """The first pilot may decide; a budget that is too small for a pilot is refused.
 
-    def run(experiment, answer, small, workdir):
+    Compilation costs ``shows["compiling"]`` of the seconds, but only in the first pilot.
+    """
+    ran = []
+    shows = {"pace": 1.0}
+
+    def run(experiment, answer, small, workdir, begin):
         steps = small + int(advise.REACH * small)
         base = replace(experiment, steps=steps)
         grown = replace(base, method=answer.recipe.method(base, small / steps))
-        ran.append((base.cost + grown.cost) / experiment.cost)
-        return replace(found(experiment, shows["lag"]), seconds=shows["seconds"])
+        flops = (base.cost + grown.cost) / experiment.cost
+        seconds = shows["pace"] * flops + (0 if ran else shows["compiling"])
+        if sum(s for _, s in ran) + seconds > advise.COST:
+            raise PilotLate("late")
+        ran.append((flops, seconds))
+        return replace(found(experiment, shows["lag"]), flops=flops, seconds=seconds)
+
+    def costs(steps, **values):
+        ran.clear()
+        shows.update(values)
+        pilot = advise.measure_lag(near(tmp_path, steps=steps), tmp_path)
+        assert pilot is not None and max(pilot.flops, pilot.seconds) <= 0.03
+        assert pilot.flops == pytest.approx(sum(f for f, _ in ran)) or pilot.flops == 0.03
+        return [flops for flops, _ in ran]
 
     monkeypatch.setattr(advise, "run_pilot", run)
-    e = near(tmp_path, steps=100_000)
-    for lag, seconds, pilots in ((0.0, 0.01, 2), (9.0, 0.01, 1), (0.0, 0.011, 1)):
-        ran.clear()
-        shows |= {"lag": lag, "seconds": seconds}
-        assert advise.measure_lag(e, tmp_path) is not None
-        assert len(ran) == pilots and 0.0095 < ran[0] <= 0.01 and sum(ran) <= 0.03
-    ran.clear()
-    advise.measure_lag(near(tmp_path, steps=10_000), tmp_path)
-    assert len(ran) == 1 and 0.028 < ran[0] <= 0.03
+    for lag, compiling, cost in ((0.0, 0.0, 0.03), (9.0, 0.0, 0.01), (0.0, 0.004, 0.0214)):
+        spent = costs(100_000, lag=lag, compiling=compiling)
+        assert 0.0095 < spent[0] <= 0.01 and sum(spent) == pytest.approx(cost, abs=4e-4)
+    assert len(costs(100_000, lag=0.0, compiling=0.011)) == 1  # too little is left
+    assert len(costs(100_000, pace=1.4, compiling=0.0)) == 2
+    (spent,) = costs(10_000, pace=1.0)
+    assert 0.02 < spent < 0.022, "the first pilot has at least 45 steps"
     with pytest.raises(
         UserError, match=r"for 24 steps, but at least 45 .*--budget (\S+) or more"
     ) as e:
         advise.measure_lag(near(tmp_path), tmp_path)
     enough = float(re.search("--budget (\\S+)", str(e.value))[1])
-    advise.measure_lag(advise.with_budget(near(tmp_path), enough), tmp_path)
+    costs(advise.with_budget(near(tmp_path), enough).steps)
+    with pytest.raises(PilotLate):
+        costs(10_000, compiling=0.02)
+
+
+def test_a_late_second_pilot_leaves_the_result_of_the_first(tmp_path, monkeypatch):
+    e = near(tmp_path, steps=100_000)
+    first = replace(found(e, 0.1), flops=0.01, seconds=0.011)
+    answers = iter([first])
+
+    def run(*_):
+        for pilot in answers:
+            return pilot
+        raise PilotLate("late")
+
+    monkeypatch.setattr(advise, "run_pilot", run)
+    assert advise.measure_lag(e, tmp_path) == replace(first, flops=0.03, seconds=0.03)
+
+
+def test_the_clock_of_a_pilot_counts_compilation(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(advise.time, "monotonic", lambda: now[0])
+
+    def asked(clock, compiling, step, calls):
+        now[0] += compiling
+        answers = []
+        for _ in range(calls):
+            answers.append(clock.asked())
+            now[0] += step
+        return answers
+
+    # 3 % of 1,000 steps of 0.1 s are 3 s.
+    assert not any(asked(PilotClock(1000, now[0]), 0.5, 0.1, 20))
+    assert asked(PilotClock(1000, now[0]), 5.0, 0.1, 8) == [False] * 5 + [True] * 3
+    begin = now[0]
+    full = asked(PilotClock(1000, begin), 0.55, 0.1, 50)
+    assert full.index(True) == 25, "the first step after 3 s"
+    # The run that grows knows the step of the full model, and the time of the run before it.
+    begin = now[0]
+    assert not any(asked(PilotClock(1000, begin), 0.0, 0.1, 10))
+    assert asked(PilotClock(1000, begin, 0.1), 1.02, 0.05, 30).index(True) == 20
+
+
+def test_a_pilot_that_takes_too_long_is_stopped_and_can_continue(tmp_path):
+    e = runs.experiment(tmp_path, steps=400, optim=replace(WSD, warmup=2), checkpoint_every=99)
+    answer = next(a for a in recipe_answers(e)[0] if a.recipe is HALF)
+    long_ago = advise.time.monotonic() - 1e6
+    with pytest.raises(PilotLate, match=r"more than 3% of the seconds .* give a larger --budget"):
+        advise.run_pilot(e, answer, 10, tmp_path / "pilot", long_ago)
+    (folder,) = (tmp_path / "pilot").iterdir()
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["6"]
+    assert not (folder / "result.json").exists()
+
+
+def test_the_steps_of_a_budget_in_seconds_are_measured(tmp_path, monkeypatch, capsys):
+    script = runs.script(tmp_path, near(tmp_path, steps=0, seconds=3.6))
+    out = tmp_path / "mine.py"
+    options = ("--workdir", tmp_path / "advise", "--write", out)
+    monkeypatch.setattr(timing, "_rehearsed", lambda e, count: [0.001])
+    advised(monkeypatch, script, *options)
+    assert "3,600 steps" in capsys.readouterr().out
+    made = load_experiment(out)
+    assert (made.steps, made.seconds) == (3600, None) and isinstance(made.method, Growing)
+    # A budget in FLOPs replaces the one in seconds, so nothing is measured.
+    monkeypatch.setattr(timing, "_rehearsed", None)
+    flops = near(tmp_path, steps=1800).cost
+    advised(monkeypatch, script, "--workdir", tmp_path / "other", "--budget", flops)
+    assert "1,800 steps" in capsys.readouterr().out and not (tmp_path / "other").exists()
 
 
 def advised(monkeypatch, *arguments):
@@ -258,6 +363,8 @@ def test_a_pilot_prints_its_cost_and_writes_the_advised_config(tmp_path, monkeyp
     monkeypatch.setattr(advise, "SHORTEST", 4)
     monkeypatch.setattr(advise, "COST", 0.5)
     monkeypatch.setattr(advise, "FIRST", 0.05)
+    # Compilation alone takes more than this budget.
+    monkeypatch.setattr(advise, "PilotClock", lambda *_: Stop())
     # A pilot this short measures only noise.
     monkeypatch.setattr(advise, "steps_behind", lambda *_: -9.0)
     monkeypatch.setattr(advise, "run_slowdown", lambda _: 1.0)

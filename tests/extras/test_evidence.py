@@ -21,7 +21,7 @@ from train.analysis.runs import Run, half_width
 from train.analysis.savings import Comparison
 from train.common.errors import UserError
 from train.config.experiment import load_experiment
-from train.extras.advice import evidence, forecast
+from train.extras.advice import forecast
 from train.extras.advice.evidence import (
     OTHER,
     Case,
@@ -40,7 +40,9 @@ from train.extras.advice.forecast import (
     forecast_rows,
     forecast_saving,
     held_out_forecasts,
+    held_out_seconds,
     pilot_error,
+    small_slowdown,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -553,15 +555,38 @@ def test_the_forecasts_are_calibrated():
     assert f"{text} comparisons" in page
 
 
-def test_the_calibration_does_not_depend_on_one_constant():
-    found = []
-    for module, constant in ((forecast, "LEVEL"), (forecast, "SLOPE"), (evidence, "OTHER")):
-        for factor in (0.5, 2.0):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(module, constant, getattr(module, constant) * factor)
-                found.append(covered())
-    page = " ".join(PAGES["docs/should-i-grow.md"].split())
-    assert f"halved or doubled, they contain {min(found):.0%} to {max(found):.0%}" in page
+def test_the_forecasts_of_seconds_are_calibrated():
+    """As far as the logs have the times of steps; the same law as for FLOPs."""
+    timed = held_out_seconds()
+    assert {id(row) for row, _ in timed} == {
+        id(e) for e in forecast_rows() if e.outcome_seconds is not None
+    }
+    inside = [f.interval[0] <= e.outcome_seconds / 100 <= f.interval[1] for e, f in timed]
+    assert len(inside) == 19 and 0.85 <= mean(inside) <= 0.95
+    for row, found in timed:
+        others = [e for e in forecast_rows() if e.comparison != row.comparison]
+        expected = forecast_saving(row, others, row.seeds)
+        time = row.flops + row.small * (small_slowdown(others, row.method)[0] - 1)
+        assert 1 - found.saved == pytest.approx((1 - expected.saved) * time / row.flops)
+        assert found.deviation > expected.deviation
+
+
+def test_without_the_cost_of_the_small_model_the_savings_are_those_of_the_data_file():
+    rows = [e for e in forecast_rows() if e.given is not None and e.mean is not None]
+    assert len(rows) > 3
+    for e in rows:
+        assert 100 - (100 - e.mean) * e.pace(0.0) == pytest.approx(e.given, abs=0.3)
+
+
+def test_the_outcome_in_seconds_is_the_ratio_of_times():
+    """The small model has 0.25 of the FLOPs of a run from scratch, and takes 1.2 times as long."""
+    (row,) = [
+        e for e in OURS if (e.method, e.parameters, e.data) == ("deepen", 354_720, "Wikipedia")
+    ]
+    row = replace(row, flops=0.75, mean=10.0, slowdown=1.2)
+    assert row.small == 0.25 and row.outcome_seconds == pytest.approx(100 * (1 - 0.9 * 0.8 / 0.75))
+    assert replace(row, slowdown=1.0).outcome_seconds == pytest.approx(10)
+    assert row.pace(0.0) == pytest.approx(0.5 / 0.75), "the small model exists already"
 
 
 def test_a_forecast_does_not_see_the_comparison_that_judges_it(monkeypatch):

@@ -1,11 +1,14 @@
 """What do the tables of growths and of seconds of a comparison tell?"""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from synthetic import SCRATCH, made, tables
 
+from benchmarks.curves import logged_runs
+from train.advise import run_slowdown
 from train.analysis.runs import Run
 from train.analysis.savings import Comparison
 from train.extras.report_sections import tokens_to_baseline
@@ -24,7 +27,7 @@ def logged(folder: Path, name: str, points: list[tuple[str, int, float]], seed: 
 
 GROWTH = {
     **{"phase": "grow small", "tokens": 20, "loss_before": 4.5, "loss_after": 4.6},
-    **{"growing_seconds": 0.2, "recompiling_seconds": 3.0},
+    **{"growing_seconds": 0.2, "resharding_seconds": 0.4, "recompiling_seconds": 3.0},
 }
 BASE = [("train large", 10, 5.0), ("train large", 20, 4.0), ("train large", 40, 3.0)]
 
@@ -59,8 +62,18 @@ def test_growths_are_a_table(tmp_path):
     (table,) = [t for t in tables(found.report()) if "growth" in next(iter(t.values()))]
     assert table["grown"] == {
         **{"run": "grown", "growth": "grow small", "loss before": "4.5000", "after": "4.6000"},
-        **{"caught up after": "never: 1 of 2 seeds", "growing": "0.2 s", "compiling": "3.0 s"},
+        **{"caught up after": "never: 1 of 2 seeds"},
+        **{"growing": "0.2 s", "resharding": "0.4 s", "recompiling": "3.0 s"},
     }
+
+
+def test_runs_without_a_time_of_resharding_have_a_table(tmp_path):
+    """They did not move any arrays on their own."""
+    growth = {name: x for name, x in GROWTH.items() if name != "resharding_seconds"}
+    grown = logged(tmp_path, "grown", [("train large", 25, 3.0)], growths=[growth])
+    report = Comparison([[logged(tmp_path, "base", BASE)], [grown]], []).report()
+    (table,) = [t for t in tables(report) if "growth" in next(iter(t.values()))]
+    assert table["grown"]["resharding"] == "0.0 s"
 
 
 def test_the_seconds_of_slower_flops_are_explained(tmp_path):
@@ -81,3 +94,54 @@ def test_the_seconds_of_slower_flops_are_explained(tmp_path):
     times = tables(report)[-1]
     assert list(times["whole"].values()) == ["whole", "40.0", "3.0", "2.0", "0.0"]
     assert list(times["grown"].values()) == ["grown", "30.0", "4.0", "0.0", "0.0"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason"), [((10.0, 20.0), "small model +4.0 s, full model -2.0 s"), ((6.0, 24.0), "")]
+)  # fmt: skip
+def test_a_reason_is_given_if_and_only_if_the_times_differ(tmp_path, seconds, reason):
+    """10 FLOPs take a second from scratch, so the phases have 6 and 22 or 24 s."""
+    whole = made(tmp_path, "whole", SCRATCH)
+    common = {"parameters": 5, "steps": 4, "tokens": 50, "layers": 8.0, "compile_seconds": 0.0}
+    phases = [
+        common | {"phase": "train small", "flops": 60.0, "seconds": seconds[0]},
+        common
+        | {"phase": "train large", "flops": 220.0 if reason else 240.0, "seconds": seconds[1]},
+    ]
+    total = sum(p["flops"] for p in phases)
+    grown = made(
+        tmp_path, "grown", [("train large", 4, 30.0, 3.0)], phases=phases, flops=total,
+        seconds=sum(seconds), compile_seconds=0.0, uncounted={"validation": 9.0},
+    )  # fmt: skip
+    report = " ".join(Comparison([[whole], [grown]], []).report().split())
+    assert ("The difference: " in report) == bool(reason) and reason in report
+    assert "| grown | 30.0 | 0.0 | 9.0 | 0.0 |" in re.sub(" +", " ", report)
+
+
+def test_a_frontier_of_another_speed_is_a_reason(tmp_path):
+    """Then the saving of seconds differs from that of FLOPs, although the run has no slow phase."""
+    whole = made(tmp_path, "whole", SCRATCH)
+    phase = {"phase": "train large", "parameters": 5, "steps": 4, "tokens": 50, "layers": 8.0}
+    phase |= {"compile_seconds": 0.0, "flops": 200.0, "seconds": 25.0}
+    short = made(
+        tmp_path, "short", [("train large", 4, 25.0, 3.4)], phases=[phase], flops=200.0,
+        seconds=25.0, compile_seconds=0.0,
+    )  # fmt: skip
+    report = " ".join(Comparison([[whole]], [[short]]).report().split())
+    assert "short took 25.0 s. At the speed of whole, its FLOPs take 20.0 s." in report
+
+
+def test_a_run_compared_with_itself_saves_nothing():
+    """The control of the savings, in FLOPs and in seconds."""
+    base, short = ([*logged_runs("m1_low", f"m1_low{name}").values()] for name in ("", "-x0.75"))
+    assert len(base) == len(short) == 3
+    found = Comparison([base, base], [short])
+    _, row, _ = found.rows()
+    for name in ("frontier", "frontier_seconds", "flops", "run_seconds", "seconds"):
+        assert row[f"saved_{name}"] == pytest.approx([0.0] * 3, abs=1e-12), name
+    assert (row["flops"], row["run_seconds"], row["below_frontier"]) == (1, 1, [False] * 3)
+    assert found.sections["growths"] == ([], "")
+    assert "m1_low took" not in " ".join(found.sections["times"][1].split())
+    (text,) = found.results()
+    assert "reached its loss with 0.0 % ± 0.0 fewer FLOPs than a run from scratch" in text
+    assert run_slowdown(base[0]) == 1

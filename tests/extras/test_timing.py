@@ -1,21 +1,26 @@
 """A budget in seconds becomes a number of steps, which is measured once and then kept."""
 
+import itertools
 import json
+import signal
 import sys
 from dataclasses import replace
 
 import pytest
 import runs
+from handlers import python_handlers
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from train import compare, pretrain, show
-from train.common.errors import UserError, exits_cleanly
+from train.common.errors import Preempted, UserError, exits_cleanly
 from train.config.experiment import load_experiment
 from train.extras import timing
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.training import Train
+from train.step import inputs
 
+LIGO = GrowTo((TrainStage(0.5),), by=Learned(steps=9, warmup=0))
 SBLD = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),))
 
 
@@ -86,12 +91,27 @@ def test_a_damaged_measurement_is_refused(tmp_path, speeds, seconds):
         timing.timed_steps(timed(tmp_path), tmp_path)
 
 
-def test_a_phase_with_its_own_steps_is_refused(tmp_path, speeds):
-    ligo = runs.growing(
-        tmp_path, GrowTo(by=Learned(steps=7)), source=TrainStage(0.5), steps=0, seconds=3.0
+def ligo(folder, seconds, steps=7, **changes):
+    to = GrowTo((TrainStage(0.25),), by=Learned(steps=steps, warmup=0))
+    return runs.growing(folder, to, source=TrainStage(0.5), steps=0, seconds=seconds, **changes)
+
+
+def test_phases_with_a_fixed_number_of_steps_keep_it(tmp_path, speeds, capsys):
+    """The maps of LiGO take 0.7 s. The small model has two thirds of the rest, 1.6 of 2.4 s."""
+    speeds[:] = [0.01, 0.04, 0.1]
+    found = timing.timed_steps(ligo(tmp_path, 3.1), tmp_path / "run")
+    assert lengths(found) == [160, 7, 20]
+    assert "3.1 s of training are 160 steps of 10 ms, 20 steps of 40 ms, 7 steps of 100 ms" in (
+        capsys.readouterr().err
     )
-    with pytest.raises(UserError, match=r"learn maps always has 7 steps.*CONFIG:steps=1000"):
-        timing.timed_steps(ligo, tmp_path / "run")
+    with pytest.raises(
+        UserError, match=r"fixed number of steps take 0\.7 s, but seconds=0\.7: give"
+    ):
+        timing.timed_steps(ligo(tmp_path, 0.7), tmp_path / "run")
+    assert lengths(timing.timed_steps(ligo(tmp_path, 0.71), tmp_path / "run")) == [1, 7, 1]
+    speeds[:] = [0.01, 0.04]  # a single step is not measured
+    short = timing.timed_steps(ligo(tmp_path, 3.0, steps=1), tmp_path / "one")
+    assert lengths(short) == [200, 1, 25]
 
 
 def test_the_length_is_given_once(tmp_path, capsys):
@@ -119,8 +139,10 @@ def test_the_length_is_given_once(tmp_path, capsys):
         Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)),
         Growing(runs.SMALL, "none-seed{seed}", (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),)),
         SBLD,
+        Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (LIGO,)),
+        runs.VCYCLE,
     ],
-    ids=["grown", "imported", "sensitivities"],
+    ids=["grown", "imported", "sensitivities", "LiGO", "V-cycle"],
 )
 def test_steps_are_measured_and_leave_no_files(tmp_path, method, monkeypatch):
     """A rehearsal needs neither the model that the run starts from nor a second set of programs."""
@@ -132,8 +154,9 @@ def test_steps_are_measured_and_leave_no_files(tmp_path, method, monkeypatch):
     assert found.steps >= len(lengths(found)) and found.seconds is None
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["tiny-seconds.json"]
     kept = json.loads((tmp_path / "run" / "tiny-seconds.json").read_text())["seconds"]
-    stages = [x for x in (experiment.method.__dict__.get("source"),) if isinstance(x, TrainStage)]
-    assert len(kept) == 1 + len(stages) and all(0 < t < 10 for t in kept)
+    stages = max(1, len(timing._stage_fractions(experiment)))
+    assert len(kept) == stages + (LIGO in getattr(method, "to", ()))
+    assert all(0 < t < 10 for t in kept)
 
 
 def test_a_resumed_run_has_the_same_steps_and_continues_its_clock(tmp_path, monkeypatch, capsys):
@@ -152,6 +175,72 @@ def test_a_resumed_run_has_the_same_steps_and_continues_its_clock(tmp_path, monk
     steps = "0.8 s of training are 4 steps of 100 ms, 2 steps of 200 ms"
     assert f"tiny: {steps}\n" in capsys.readouterr().err
     pretrain.run_experiment(experiment, tmp_path / "run")  # it has finished
+
+
+GROWTHS = {
+    "V-cycle": runs.VCYCLE,
+    "half of the layers first": Growing(
+        replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)
+    ),
+    "LiGO": Growing(
+        replace(runs.MODEL, layers=1),
+        TrainStage(0.5),
+        (GrowTo((TrainStage(0.5),), by=Learned(steps=2, warmup=0)),),
+    ),
+    "two growths": Growing(
+        replace(runs.MODEL, layers=1, mlp=8),
+        TrainStage(0.3),
+        (
+            GrowTo((TrainStage(0.3),), config=replace(runs.MODEL, mlp=8)),
+            GrowTo((TrainStage(0.3),), by=("net2net",)),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("method", GROWTHS.values(), ids=GROWTHS)
+@pytest.mark.parametrize("call", [2, 5], ids=["before the growth", "later"])
+def test_every_kind_of_growth_resumes_after_sigterm_with_the_same_steps(
+    tmp_path, monkeypatch, method, call
+):
+    """The measurement would be another one now, but the run keeps the first one."""
+    experiment = timed(tmp_path, 0.9, method=method, checkpoint_every=99)
+    parts = len(timing._stage_fractions(experiment)) + len(timing._fixed_steps(experiment))
+    monkeypatch.setattr(timing, "_rehearsed", lambda *about: [0.1, 0.12, 0.08][:parts])
+    whole = pretrain.run_experiment(experiment, tmp_path / "whole")
+    rate, calls = inputs.learning_rate, itertools.count(1)
+
+    def interrupted(*arguments):
+        if next(calls) == call:
+            signal.raise_signal(signal.SIGTERM)
+        return rate(*arguments)
+
+    with monkeypatch.context() as patch, python_handlers():
+        patch.setattr(inputs, "learning_rate", interrupted)
+        with pytest.raises(Preempted, match="stopped by SIGTERM; saved a checkpoint"):
+            pretrain.run_experiment(experiment, tmp_path / "run")
+    monkeypatch.setattr(timing, "_rehearsed", lambda *about: [1.0] * parts)
+    result = pretrain.run_experiment(experiment, tmp_path / "run")
+    runs.assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert [p["steps"] for p in result["phases"]] == [p["steps"] for p in whole["phases"]]
+    assert len(result["growths"]) == (2 if method is GROWTHS["two growths"] else 1)
+
+
+def test_a_run_prints_the_planned_and_the_used_seconds(tmp_path, speeds, monkeypatch, capsys):
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    folder = tmp_path / "run"
+    command = ["pretrain", config, "--set", "seconds=0.4", "--workdir", str(folder)]
+    monkeypatch.setattr(sys, "argv", command)
+    for _ in range(2):  # the second time, the run has finished
+        pretrain.main()
+        said = capsys.readouterr().err
+        result = json.loads((folder / "result.json").read_text())
+        compiling = result["compile_seconds"]
+        used = f"{result['seconds'] - compiling:.1f} s were used, without {compiling:.1f} s of compilation"
+        assert f"tiny: 0.4 s of training were planned, and {used}\n" in said
+    monkeypatch.setattr(sys, "argv", ["pretrain", config, "--workdir", str(tmp_path / "steps")])
+    pretrain.main()
+    assert "planned" not in capsys.readouterr().err
 
 
 def json_lines(folder):

@@ -19,6 +19,7 @@ from train.plan import ledger
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.record import CostRecord
 from train.plan.training import PhaseStart, Train
+from train.state.mesh import Mesh
 from train.state.optim import Optim
 from train.step import inputs, programs
 from train.store.recorder import Recorder
@@ -325,9 +326,29 @@ def test_a_growth_is_described_by_its_phases(finished):
     assert growth["tokens"] == result["tokens"] - training["tokens"]
     spent = sum(p["seconds"] - p["compile_seconds"] for p in growing)
     assert growth["growing_seconds"] == pytest.approx(spent)
+    assert growth["resharding_seconds"] == 0, "every device has the complete models"
     seconds = ("compile_seconds", "shared_compile_seconds")
     compiled = sum(p[name] for p in [*growing, training] for name in seconds)
     assert growth["recompiling_seconds"] == pytest.approx(compiled)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "moves"), [(Mesh(tensor=2), True), (Mesh(fsdp=4), False)], ids=["heads", "embed"]
+)
+def test_arrays_of_other_shardings_are_moved_on_their_own(tmp_path, mesh, moves):
+    """One head becomes two, which are divisible by two devices; 4 and 8 features are, by four."""
+    grown = runs.growing(
+        tmp_path, GrowTo(by=runs.DOUBLED, moments="exact"), source=TrainStage(0.5), mesh=mesh
+    )
+    result = pretrain.run_experiment(grown, tmp_path / "run")
+    (growth,) = result["growths"]
+    (account,) = [p for p in result["phases"] if p["resharding_seconds"]] or [None]
+    assert (growth["resharding_seconds"] > 0) == (account is not None) == moves
+    assert growth["growing_seconds"] > 0
+    if account:
+        parts = ("growing_seconds", "resharding_seconds")
+        spent = account["seconds"] - account["compile_seconds"]
+        assert sum(growth[name] for name in parts) == pytest.approx(spent)
 
 
 def test_what_another_run_compiled_is_part_of_the_growth(tmp_path):

@@ -21,7 +21,7 @@ from train.plan.modifiers import DropLayers, train_phases
 from train.plan.phase import Context, Models, Phase
 from train.plan.training import Modifier, Train, keep_trained
 from train.plan.transforms import Apply, LoadCheckpoint
-from train.state.model import TrainState
+from train.state.model import TrainState, placed
 from train.state.optim import Optim
 
 KEPT = "best"  # name of the copy in the plan
@@ -124,7 +124,7 @@ class TakeBest(Phase, writes="name"):
 
 
 def _copied(phase: Phase, tx: optax.GradientTransformation, model: TrainState) -> TrainState:
-    return jax.tree.map(jnp.copy, model)
+    return placed(jax.tree.map(jnp.copy, model))
 
 
 @dataclass(frozen=True)

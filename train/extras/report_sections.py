@@ -13,7 +13,8 @@ from train.plan.phase import spoken_phase
 
 GROWTHS = (
     "Growths: validation loss before and right after; tokens until the loss is the one of the baseline with equal tokens; "
-    "time of growing, which includes resharding, and of compiling the growth and the step of the grown model."
+    "time of growing, of resharding (moving arrays whose new sizes have other shardings), and of compiling the growth and "
+    "the step of the grown model."
 )
 TIMES = (
     "Seconds of training. Compilation, validation and checkpoints are not part of them. Compilation includes the steps "
@@ -61,12 +62,13 @@ def growth_section(comparison: Comparison) -> tuple[list[Json], str]:
             rows.append(row)
     if not rows:
         return [], ""
-    head = ["run", "growth", "loss before", "after", "caught up after", "growing", "compiling"]
+    times = ["growing", "resharding", "recompiling"]
+    head = ["run", "growth", "loss before", "after", "caught up after", *times]
     body = [
         [row["run"], row["growth"]]
         + [f"{mean(row[key]):.4f}" for key in ("loss_before", "loss_after")]
         + [_reached(row["tokens_to_baseline"])]
-        + [f"{mean(row[key]):.1f} s" for key in ("growing_seconds", "recompiling_seconds")]
+        + [f"{mean(row.get(f'{name}_seconds', [0])):.1f} s" for name in times]
         for row in rows
     ]
     return rows, f"{markdown_table(head, body)}\n\n{wrap_text(GROWTHS)}"
@@ -84,7 +86,8 @@ def time_section(comparison: Comparison) -> tuple[list[Json], str]:
     rows = [_mean_seconds(runs) for runs in [*comparison.runs, *comparison.frontier]]
     names = ["seconds", "compiling", "validation", "checkpoints"]
     body = [[row["run"], *(f"{row[name]:.1f}" for name in names)] for row in rows]
-    reasons = [text for runs in comparison.runs[1:] if (text := _reason(runs, comparison.runs[0]))]
+    others = [*comparison.runs[1:], *comparison.frontier]
+    reasons = [text for runs in others if (text := _reason(runs, comparison.runs[0]))]
     texts = [markdown_table(["run", *names], body), *map(wrap_text, [TIMES, *reasons])]
     return rows, "\n\n".join(texts)
 

@@ -5,6 +5,8 @@ and checkpoints are not part of it. Before the run, a rehearsal executes some st
 models that are thrown away. With ``t_i`` seconds for a step of stage i, and ``f_i`` its fraction of
 the steps of the experiment, the stage has ``n_i = seconds f_i / (t_i sum(f))`` steps. It therefore
 takes the fraction ``f_i / sum(f)`` of the time, and so a growth happens at a fraction of the time.
+Phases with a fixed number of steps, such as the learning of LiGO's maps, are measured as well, and
+``seconds`` in this equation is the time that they leave.
 
 The run is then an ordinary run of ``sum(n)`` steps. The alternative, a schedule that reads the
 clock, would make the host wait for the devices in each step, and no run could be repeated. The price
@@ -13,8 +15,10 @@ both times. The numbers of the rehearsal are kept in a file, so that a run that 
 same steps, on any machine. With several processes, the numbers of process 0 count.
 """
 
+import itertools
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -58,7 +62,7 @@ PART = 0.02
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The seconds of a step of each stage of an experiment."""
+    """The seconds of a step of each stage, and of each phase with a fixed number of steps."""
 
     experiment: dict  # the ``config.json`` of a rehearsal
     seconds: tuple[float, ...]
@@ -78,14 +82,14 @@ def timed_steps(experiment: Experiment, folder: Path) -> Experiment:
       folder: folder of the run or of the comparison. The measured times are kept in it.
 
     Raises:
-      UserError: a phase has the same number of steps for every length of the run, or the folder has
-        the times of another config.
+      UserError: the phases with a fixed number of steps leave no time, or the folder has the times of
+        another config.
     """
-    _refuse_fixed_steps(experiment)
+    fixed = _fixed_steps(experiment)
     path = folder / f"{experiment.name}-seconds.json"
     about = experiment_json(with_overrides(_sized(experiment, [STEPS]), ["name=any", "seed=0"]))
     stages = max(1, len(_stage_fractions(experiment)))
-    seconds = on_process_zero(lambda: _kept_seconds(path, about, stages))
+    seconds = on_process_zero(lambda: _kept_seconds(path, about, stages + len(fixed)))
     if seconds is None:
         first = _rehearsed(experiment, STEPS)
         count = round(PART * max(_stage_steps(experiment, first)))
@@ -98,7 +102,8 @@ def timed_steps(experiment: Experiment, folder: Path) -> Experiment:
         check_experiment(found)
     print_warnings(found)
     if is_first():
-        parts = [f"{n:,} steps of {1000 * t:.3g} ms" for n, t in zip(counts, seconds, strict=True)]
+        every = zip([*counts, *fixed.values()], seconds, strict=True)
+        parts = [f"{n:,} steps of {1000 * t:.3g} ms" for n, t in every]
         note(f"{experiment.name}: {experiment.seconds:g} s of training are {', '.join(parts)}")
     return found
 
@@ -106,15 +111,18 @@ def timed_steps(experiment: Experiment, folder: Path) -> Experiment:
 TIMINGS.add("seconds", timed_steps)
 
 
-def _refuse_fixed_steps(experiment: Experiment) -> None:
+def _fixed_steps(experiment: Experiment) -> Counter[int]:
+    """Return the steps of the phases that have as many in every run: their sum, for each number.
+
+    A single step cannot be measured, and is left out.
+    """
     with settings_errors(f"{experiment.name} with seconds={experiment.seconds}"):
         plans = [_sized(experiment, [count]).plan for count in (1000, 2000)]
+    fixed: Counter[int] = Counter()
     for one, other in zip(*plans, strict=False):
-        if isinstance(one, Train) and isinstance(other, Train) and 0 < one.steps == other.steps:
-            raise UserError(
-                f"{experiment.name}: {one.label} always has {one.steps} steps, so its part of seconds={experiment.seconds:g} "
-                "is unknown: give the number of steps, for example as CONFIG:steps=1000"
-            )
+        if isinstance(one, Train) and isinstance(other, Train) and 1 < one.steps == other.steps:
+            fixed[one.steps] += one.end - one.begin
+    return fixed
 
 
 def _stage_fractions(experiment: Experiment) -> dict[str, float]:
@@ -136,13 +144,25 @@ def _sized(experiment: Experiment, counts: Sequence[int]) -> Experiment:
 
 
 def _stage_steps(experiment: Experiment, seconds: Sequence[float]) -> list[int]:
-    """Return the number of steps of each stage, from the seconds of its steps."""
+    """Return the number of steps of each stage, from the seconds of all steps.
+
+    Raises:
+      UserError: the phases with a fixed number of steps leave no time.
+    """
     fractions = [*_stage_fractions(experiment).values()] or [1.0]
-    budget = (experiment.seconds or 0.0) / sum(fractions)
-    return [max(1, round(budget * f / t)) for f, t in zip(fractions, seconds, strict=True)]
+    fixed = _fixed_steps(experiment).values()
+    taken = sum(n * t for n, t in zip(fixed, seconds[len(fractions) :], strict=True))
+    budget = (experiment.seconds or 0.0) - taken
+    if budget <= 0:
+        raise UserError(
+            f"{experiment.name}: its phases with a fixed number of steps take {taken:.3g} s, but seconds="
+            f"{experiment.seconds:g}: give more seconds, or these phases fewer steps"
+        )
+    each = zip(fractions, seconds, strict=False)
+    return [max(1, round(budget * f / sum(fractions) / t)) for f, t in each]
 
 
-def _kept_seconds(path: Path, about: Json, stages: int) -> tuple[float, ...] | None:
+def _kept_seconds(path: Path, about: Json, phases: int) -> tuple[float, ...] | None:
     """Read the seconds of the steps; None if they are not known yet."""
     if not os.path.lexists(path):
         return None
@@ -150,9 +170,9 @@ def _kept_seconds(path: Path, about: Json, stages: int) -> tuple[float, ...] | N
     content = read_record(path, way_out)
     try:
         kept = build_dataclass(StepTimes, content)
-        if len(kept.seconds) != stages:
+        if len(kept.seconds) != phases:
             raise ValueError(
-                f"it has the seconds of {len(kept.seconds)} stages instead of {stages}"
+                f"it has the seconds of {len(kept.seconds)} phases instead of {phases}"
             )
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; {way_out}") from error
@@ -166,9 +186,15 @@ def _kept_seconds(path: Path, about: Json, stages: int) -> tuple[float, ...] | N
 
 
 def _rehearsed(experiment: Experiment, count: int) -> list[float]:
-    """Return the seconds of a step of each stage, from a run with ``count`` steps or a few more."""
+    """Return the seconds of a step of each stage, from a run with ``count`` steps or a few more.
+
+    Those of the phases with a fixed number of steps follow.
+    """
     # The stages have different numbers of steps, by which their phases are recognised.
-    counts = [count + i for i in range(max(1, len(_stage_fractions(experiment))))]
+    fixed = _fixed_steps(experiment)
+    stages = max(1, len(_stage_fractions(experiment)))
+    free = (n for n in itertools.count(count) if n not in fixed)
+    counts = [*itertools.islice(free, stages)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         setup = set_up_run(_sized(experiment, counts), Workdir(folder), {}, None)
@@ -181,9 +207,9 @@ def _rehearsed(experiment: Experiment, count: int) -> list[float]:
             run = (setup.experiment, folder, setup.mesh, setup.data)
             timer = StepTimer(*run, checkpoints, recorder, Stop(), profile, {}, RunRecord())
             timer.run()
-    if timer.measured.keys() != {*counts}:  # all phases of a stage had a single step
+    if not timer.measured.keys() >= {*counts}:  # all phases of a stage had a single step
         return _rehearsed(experiment, 2 * count)
-    return on_process_zero(lambda: [timer.seconds(count) for count in counts])
+    return on_process_zero(lambda: [timer.seconds(n) for n in [*counts, *fixed]])
 
 
 class StepTimer(Trainer):

@@ -21,6 +21,8 @@ class Account:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     layers: float = 0.0  # number of layers that were run, summed over the steps
+    # the part of ``seconds`` that moved arrays to other devices, because the sizes have other shardings
+    resharding_seconds: float = 0.0
     skipped: int = 0  # number of steps whose update was left out
     val_loss: float | None = None  # last validation loss; None before the first validation
     # What an earlier run of this process spent on compiling the same step; not part of ``seconds``.
@@ -67,15 +69,14 @@ def growth_records(phases: Sequence[Account]) -> list[Json]:
 
     A growth consists of the phases between two trainings, the second of which has more parameters.
     An imported model counts as trained. A growth without a validation before and after it is left
-    out. One program grows the model and places it on the devices, so the
-    seconds of growing contain those of resharding.
+    out.
 
     Returns:
       For each growth, the labels of its phases (``phase``), the tokens of the run so far
       (``tokens``), the last validation loss of the small model and the first one of the grown model
-      (``loss_before``, ``loss_after``), the seconds without compilation
-      (``growing_seconds``), and the seconds of compiling the growth and the training that follows
-      (``recompiling_seconds``).
+      (``loss_before``, ``loss_after``), the seconds of growing (``growing_seconds``), of moving
+      arrays whose sizes have other shardings than before (``resharding_seconds``; 0 on one
+      device), and of compiling the growth and the training that follows (``recompiling_seconds``).
     """
     trained = [i for i, account in enumerate(phases) if account.kind in ("train", "import")]
     return [
@@ -84,7 +85,10 @@ def growth_records(phases: Sequence[Account]) -> list[Json]:
             "tokens": sum(account.tokens for account in phases[:j]),
             "loss_before": phases[i].val_loss,
             "loss_after": growth[-1].val_loss,
-            "growing_seconds": sum(a.seconds - a.compile_seconds for a in growth),
+            "growing_seconds": sum(
+                a.seconds - a.compile_seconds - a.resharding_seconds for a in growth
+            ),
+            "resharding_seconds": sum(a.resharding_seconds for a in growth),
             "recompiling_seconds": sum(
                 a.compile_seconds + a.shared_compile_seconds for a in [*growth, phases[j]]
             ),

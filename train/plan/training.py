@@ -30,7 +30,7 @@ from jaxgrow.optim.completep import multipliers
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 from train.plan.phase import Context, LogValue, Models, Phase
-from train.state.model import TrainState, initial, loss, parameters
+from train.state.model import TrainState, initial, loss, parameters, placed
 from train.state.optim import Optim
 
 
@@ -344,7 +344,7 @@ def _init(
     *given: Tree,
 ) -> TrainState:
     """Return a model that shares no memory with ``others``, because the step donates its input."""
-    return jax.tree.map(jnp.copy, phase.start({**own, **others}, tx, key, *given))
+    return placed(jax.tree.map(jnp.copy, phase.start({**own, **others}, tx, key, *given)))
 
 
 @dataclass(frozen=True)
@@ -415,4 +415,4 @@ class Measure(Phase, reads=("name",), writes="name"):
 def _run_measure(
     phase: Measure, tx: optax.GradientTransformation, model: TrainState, batches: Tree
 ) -> TrainState:
-    return phase.measure(model, batches)
+    return placed(phase.measure(model, batches))

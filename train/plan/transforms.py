@@ -23,7 +23,7 @@ from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
 from jaxgrow.operators.tying import RETIED
 from jaxgrow.typed import Json, did_you_mean
 from train.plan.phase import Context, Models, Phase
-from train.state.model import TrainState, fresh_head, initial, plain
+from train.state.model import TrainState, fresh_head, initial, placed, plain, shared_rules
 
 
 class Transform(Phase):
@@ -43,7 +43,11 @@ class Transform(Phase):
 
 
 def _applied(phase: Transform, tx: optax.GradientTransformation, models: Models) -> TrainState:
-    return phase.apply(models, tx)
+    """Return the model of a phase, sharded along the axes along which its sources are sharded.
+
+    If its sizes permit more or fewer shards, the run then moves its arrays.
+    """
+    return placed(phase.apply(models, tx), shared_rules(models[name] for name in phase.reads))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from train.run.run_data import RunData
 from train.run.stop import Stop
 from train.state.mesh import Mesh as MeshSettings
 from train.state.mesh import token_devices
-from train.state.model import TrainState, plain
+from train.state.model import TrainState, plain, shardings
 from train.state.packing import Packed, packed
 from train.step import programs, xla
 from train.step.inputs import StepPlan, step_plans
@@ -90,6 +90,7 @@ def run_experiment(
     profile: int = 0,
     keep: Collection[int] = (),
     start: str | None = None,
+    stop: Stop | None = None,
 ) -> Json:
     """Run the plan of ``experiment`` in ``folder``, or continue it from the last checkpoint.
 
@@ -99,6 +100,7 @@ def run_experiment(
       profile: number of steps to trace (`train.extras.profiling.Profile`).
       keep: steps of the run whose checkpoints are saved and not deleted.
       start: checkpoint of another run that this run starts from, as ``RUN`` or ``RUN@STEP``.
+      stop: decides when the run stops early; None: only after a signal or a closed output.
 
     Returns:
       The result, which is then also in ``result.json`` of the folder.
@@ -113,7 +115,7 @@ def run_experiment(
     experiment = with_fitting_steps(experiment, workdir.folder)
     if not on_process_zero(lambda: workdir.finished):
         # The lock comes before the first look at the files, which another process may be changing.
-        with Stop() as stop, workdir.alone():
+        with stop or Stop() as stop, workdir.alone():
             sources = _claimed(experiment, workdir)
             if not on_process_zero(lambda: workdir.finished):
                 origin = on_all_processes(lambda: ORIGINS["run"](start, workdir))
@@ -574,8 +576,21 @@ class Trainer:
         with jax.set_mesh(self.mesh):
             traced = programs.made(function, phase, self.experiment.tx, donate).trace(*arguments)
             self.begin(phase, traced.out_info)
-            model = traced.lower().compile()(*arguments)
+            model = self.resharded(traced.lower().compile()(*arguments))
         return model, flops.counted(traced.jaxpr.jaxpr).total
+
+    def resharded(self, model: TrainState) -> TrainState:
+        """Move the arrays whose sharding is not the one of their sizes, and measure the time."""
+        places = jax.tree.leaves(shardings(model, self.mesh))
+        pairs = zip(jax.tree.leaves(model), places, strict=True)
+        if all(x.sharding.is_equivalent_to(place, x.ndim) for x, place in pairs):
+            return model
+        move = programs.reshard.lower(model).compile()
+        jax.block_until_ready(model)
+        begin = time.monotonic()
+        model = jax.block_until_ready(move(model))
+        self.ledger.phases[-1].resharding_seconds += time.monotonic() - begin
+        return model
 
     def validation_batches(self, batches: int) -> Batch:
         return jax.tree.map(lambda x: x[:batches], self.data.probe)

@@ -1,6 +1,6 @@
 """The models of a run with their training state, and the functions that evaluate them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import sharding
-from jaxgrow.axes import Axes, Params, Tree, is_names, path, role_of
+from jaxgrow.axes import Axes, Params, Tree, axis_kind, is_names, path, role_of
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
@@ -84,7 +84,9 @@ class TrainState:
         return self.config.axes() if by is None else by.axes(self.config)
 
 
-def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
+def specs(
+    model: TrainState, mesh: sharding.AnyMesh, rules: Mapping[str, str] = sharding.RULES
+) -> TrainState:
     """Return the partition specs of a model, or of its shapes, on a mesh (`jaxgrow.sharding`).
 
     Learned growth maps are replicated.
@@ -94,7 +96,7 @@ def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
     base = (
         None
         if by is None
-        else sharding.partition_specs(model.base, by.base_axes(model.config), mesh)
+        else sharding.partition_specs(model.base, by.base_axes(model.config), mesh, rules)
     )
     if axes is None:
         return replace(
@@ -102,10 +104,10 @@ def specs(model: TrainState, mesh: sharding.AnyMesh) -> TrainState:
         )
     return replace(
         model,
-        params=sharding.partition_specs(model.params, axes, mesh),
+        params=sharding.partition_specs(model.params, axes, mesh, rules),
         opt=None
         if model.opt is None
-        else sharding.optimizer_specs(model.opt, model.params, axes, mesh),
+        else sharding.optimizer_specs(model.opt, model.params, axes, mesh, rules),
         sensitivity=_replicated(model.sensitivity),
         base=base,
     )
@@ -121,9 +123,21 @@ def shardings(model: TrainState, mesh: Mesh) -> TrainState:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(model, mesh))
 
 
-def placed(model: TrainState) -> TrainState:
+def placed(model: TrainState, rules: Mapping[str, str] = sharding.RULES) -> TrainState:
     """Constrain ``model`` to its `specs` on the current mesh, if one is set; for traced code."""
-    return sharding.constrain_sharding(model, specs(model, jax.sharding.get_abstract_mesh()))
+    mesh = jax.sharding.get_abstract_mesh()
+    return sharding.constrain_sharding(model, specs(model, mesh, rules))
+
+
+def shared_rules(models: Iterable[TrainState]) -> Mapping[str, str]:
+    """Return `RULES` without the axes that one of the models cannot shard on the current mesh."""
+    mesh = jax.sharding.get_abstract_mesh().shape
+    sizes = [item for model in models for item in model.config.sizes().items()]
+    return {
+        kind: over
+        for kind, over in sharding.RULES.items()
+        if all(size % mesh.get(over, 1) == 0 for axis, size in sizes if axis_kind(axis) == kind)
+    }
 
 
 def constrained_like(grads: Tree, model: TrainState) -> Tree:

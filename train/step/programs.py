@@ -72,15 +72,17 @@ def made(
     tx: optax.GradientTransformation,
     donate: bool = False,
 ) -> jax.stages.Wrapped:
-    """Return the jitted ``function(phase, tx, ...)``, which makes the sharded model of a phase.
+    """Return the jitted ``function(phase, tx, ...)``, which makes the model of a phase.
 
     With ``donate``, the model may reuse the memory of the first argument.
     """
     return jax.jit(
-        lambda *arguments: placed(function(phase, tx, *arguments)),
+        lambda *arguments: function(phase, tx, *arguments),
         donate_argnums=(0,) if donate else (),
         compiler_options=xla.options_once() or None,
     )
 
 
 norm = jax.jit(optax.tree.norm)
+# Moves the arrays of a model to the devices that its sizes determine.
+reshard = jax.jit(placed)

@@ -16,6 +16,8 @@ from jaxgrow.typed import Json, build_dataclass
 FILE = files("jaxgrow.extras") / "evidence.toml"
 FAMILIES = {"GPT2": "GPT"}  # names in tables, if they differ from the class
 LAW = ("deepen", "halves")  # methods whose lag follows the square root of docs/results/lag.md
+# Steps of the full model in the V-cycle of `train.advise`, relative to a run from scratch.
+VCYCLE_STEPS = 0.55
 OTHER = 0.3  # distance between two methods, families or optimizers
 
 
@@ -54,6 +56,19 @@ class Case(Setting):
         if self.method not in LAW or self.tau is None:
             return 0.5
         return self.tau * math.sqrt(self.tau / (1 - self.tau))
+
+    @property
+    def small(self) -> float:
+        """The part of ``flops`` that the small model has."""
+        return self.flops - (VCYCLE_STEPS if self.tau is None else 1 - self.tau)
+
+    def pace(self, slowdown: float) -> float:
+        """The seconds per FLOP of the run that grows, relative to the full model.
+
+        Args:
+          slowdown: the same of the small model.
+        """
+        return 1 + (slowdown - 1) * self.small / self.flops
 
     def distance(self, other: "Case") -> float:
         """How different two cases are: in `place`, and in method, family and optimizer."""
@@ -135,6 +150,16 @@ class Evidence(Case):
         if self.baseline == "reported" or math.isnan(self.flops):
             return None
         return self.rough if self.mean is None else self.mean
+
+    @property
+    def outcome_seconds(self) -> float | None:
+        """The saving of seconds; None if the logs do not have the times of steps.
+
+        Both models are timed in one run, because runs on different machines cannot be compared.
+        """
+        if self.outcome is None or self.slowdown is None:
+            return None
+        return 100 - (100 - self.outcome) * self.pace(self.slowdown)
 
     @property
     def lag(self) -> float:

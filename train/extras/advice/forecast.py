@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 import numpy as np
+from scipy.stats import t
 
 from train.extras.advice.evidence import Case, Evidence, PilotRow, all_evidence, all_pilots
 
@@ -50,18 +51,17 @@ class Forecast:
         half = HALF * self.deviation
         return -math.expm1(self.mean + half), -math.expm1(self.mean - half)
 
-    def in_seconds(self, cost: float, small: float, slowdown: tuple[float, float]) -> "Forecast":
+    def in_seconds(self, case: Case, slowdown: tuple[float, float]) -> "Forecast":
         """The saving of seconds of training, without compilation.
 
         Args:
-          cost: FLOPs of the run that grows, relative to the run from scratch.
-          small: the part of ``cost`` that the small model has.
+          case: the model, the budget and the recipe.
           slowdown: seconds per FLOP of the small model, relative to the large one: mean and standard
-            deviation.
+            deviation. With zeros, the small model costs nothing, in FLOPs and in seconds.
         """
-        time = cost + small * (slowdown[0] - 1)
-        deviation = math.hypot(self.deviation, small * slowdown[1] / time)
-        return Forecast(self.mean + math.log(time / cost), deviation)
+        pace = case.pace(slowdown[0])
+        deviation = slowdown[1] * case.small / case.flops / pace
+        return Forecast(self.mean + math.log(pace), math.hypot(self.deviation, deviation))
 
 
 def forecast_rows() -> list[Evidence]:
@@ -74,11 +74,20 @@ def held_out_forecasts() -> list[tuple[Evidence, Forecast]]:
 
     A forecast uses no run that it is judged by, not even a run from scratch.
     """
-    rows = forecast_rows()
-    others = ([e for e in rows if e.comparison != row.comparison] for row in rows)
+    return [(row, forecast_saving(row, _others(row), row.seeds)) for row in forecast_rows()]
+
+
+def held_out_seconds() -> list[tuple[Evidence, Forecast]]:
+    """The same for the seconds, if the logs have the times of steps."""
     return [
-        (row, forecast_saving(row, rest, row.seeds)) for row, rest in zip(rows, others, strict=True)
+        (row, found.in_seconds(row, small_slowdown(_others(row), row.method)))
+        for row, found in held_out_forecasts()
+        if row.slowdown is not None
     ]
+
+
+def _others(row: Evidence) -> list[Evidence]:
+    return [e for e in forecast_rows() if e.comparison != row.comparison]
 
 
 def seed_variance(rows: Sequence[Evidence], optimizer: str) -> float:
@@ -146,7 +155,9 @@ def forecast_saving(
 def small_slowdown(rows: Sequence[Evidence], method: str) -> tuple[float, float]:
     """The seconds per FLOP of a small model, relative to the large one: mean and standard deviation.
 
-    The standard deviation includes the uncertainty of the mean.
+    The standard deviation includes the uncertainty of the mean, and Student's t of the 90 % interval,
+    because few slowdowns are known.
     """
     known = [e.slowdown for e in rows if e.method == method and e.slowdown is not None]
-    return mean(known), stdev(known) * math.sqrt(1 + 1 / len(known))
+    few = float(t.ppf(0.95, len(known) - 1)) / HALF
+    return mean(known), few * stdev(known) * math.sqrt(1 + 1 / len(known))
