@@ -115,7 +115,6 @@ EXCEPTIONS: dict[str, str] = {
     "{out} exists already; give": "tests/extras/test_learned_maps.py",
     "set data.field": "tests/extras/test_formats.py",
     "its phases with a fixed number of steps take": "tests/extras/test_timing.py",
-    "the pilot was stopped, because it took": "tests/extras/test_advise.py",
     "has the times of another config": "tests/extras/test_timing.py",
     "the model already has an adapter": "tests/extras/test_adapting.py",
     "a task of lm-eval (lm-eval ls": "the user chooses a task of lm-eval",

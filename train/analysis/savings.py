@@ -367,7 +367,7 @@ def _saving_words(row: Row) -> str:
             f"has no known saving, because{some} it costs less than the shortest run from scratch and ends above it; "
             f"add --frontier {row['flops']:.2g}."
         )
-    value = mean(saved)
+    value = round(mean(saved), 3)  # the rounded value decides between "more" and "fewer"
     half = row["saved_frontier_interval"]
     interval = "" if half is None else f" ± {100 * half:.1f}"
     seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"

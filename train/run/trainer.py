@@ -585,10 +585,10 @@ class Trainer:
         pairs = zip(jax.tree.leaves(model), places, strict=True)
         if all(x.sharding.is_equivalent_to(place, x.ndim) for x, place in pairs):
             return model
-        move = programs.reshard.lower(model).compile()
+        program = programs.reshard.lower(model).compile()
         jax.block_until_ready(model)
         begin = time.monotonic()
-        model = jax.block_until_ready(move(model))
+        model = jax.block_until_ready(program(model))
         self.ledger.phases[-1].resharding_seconds += time.monotonic() - begin
         return model
 
