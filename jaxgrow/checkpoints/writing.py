@@ -172,6 +172,7 @@ def transform(
     seed: int = 0,
     lora: str | Path | None = None,
     optimizer: tuple[str, Path | None] | None = None,
+    beside: Sequence[Companion] = (),
 ) -> Written:
     """Grow a checkpoint on disk into another one, layer by layer.
 
@@ -193,6 +194,7 @@ def transform(
         ``transformers`` finds it.
       optimizer: the policy by which the optimizer state of a PyTorch run is grown, and its path;
         None instead of the path: the optimizer state in the source.
+      beside: further files of the new checkpoint.
 
     Raises:
       CheckpointError: as `open_checkpoint` and `write`, the growth does not fit or has no copies
@@ -210,7 +212,7 @@ def transform(
         _check_no_lora(source.folder)
     given = {"lora": lora, "optimizer": optimizer}
     companions = [COMPANIONS[n](source, growth, x) for n, x in given.items() if x is not None]
-    return write(grown, output, record, companions)
+    return write(grown, output, record, [*companions, *beside])
 
 
 def write(

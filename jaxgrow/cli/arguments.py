@@ -43,9 +43,13 @@ _TAKE_CONFIG = (
     "which config the result has if settings such as the rotary base differ: A, that of BEFORE, or "
     "B, that of UP (default: an error)"
 )
-_OPTIMIZER = (
+OPTIMIZER = (
     "the policy for growing the optimizer state in SRC; without this option, the command chooses a "
     "policy for a checkpoint of another trainer, but the state of a PyTorch run is dropped"
+)
+OPTIMIZER_STATE = (
+    "the optimizer state of a PyTorch run: an optimizer.pt, an optimizer.safetensors, or a "
+    "directory of torch.distributed.checkpoint (default: found in SRC)"
 )
 _LAYERS_FROM = (
     "the layers of the new model, such as 0-15,8-23, as numbers of old layers, counted from 0; "
@@ -63,6 +67,19 @@ _DEPTH = (
         "the number of layers that solar averages where its two copies meet (default: 0)",
     ),
 )
+# The options of grow instead of a method: name, type, metavariable and help.
+_TOKENS = (
+    (
+        *("--vocab", int, "N"),
+        "the new number of tokens; each new row of embedding and head is the mean of random old rows "
+        "plus noise, with the covariance of the old rows",
+    ),
+    (
+        *("--like-tokens", Path, "FILE"),
+        "a JSON object of new tokens and lists of old ids, such as "
+        '{"<think>": [12, 881]}; each new row is the mean of these old rows',
+    ),
+)
 # Further options of grow.
 _GROW = (
     (
@@ -78,11 +95,7 @@ _GROW = (
         "add noise to copies, DB decibels below the weights; the noise of the copies of a unit sums "
         "to zero, so it breaks their symmetry without changing the function",
     ),
-    (
-        *("--optimizer-state", Path, "PATH"),
-        "the optimizer state of a PyTorch run: an optimizer.pt, an optimizer.safetensors, or a "
-        "directory of torch.distributed.checkpoint (default: found in SRC)",
-    ),
+    ("--optimizer-state", Path, "PATH", OPTIMIZER_STATE),
 )
 _FILES = "jaxgrow.cli.file_commands"
 _V_CYCLE = "jaxgrow.cli.v_cycle_commands"
@@ -157,11 +170,11 @@ def _add_grow(commands: Commands) -> None:
     methods = known_methods()
     run = "jaxgrow.cli.grow_commands.run_grow"
     p = commands.add("grow", about, run, "SRC", epilog=methods_table(methods), writes=True)
-    add_method(p, methods)
+    add_method(p, methods, more=_TOKENS)
     add_sizes(p)
     for option, kind, metavar, about in _GROW:
         p.add_argument(option, type=kind, metavar=metavar, help=about)
-    p.add_argument("--optimizer", choices=["drop", *OPTIMIZER_POLICIES], help=_OPTIMIZER)
+    p.add_argument("--optimizer", choices=["drop", *OPTIMIZER_POLICIES], help=OPTIMIZER)
     _add_trainer_format(p)
     add_lora(p)
 
@@ -180,12 +193,22 @@ def add_method(
     p: argparse.ArgumentParser,
     methods: Mapping[str, tuple[str, str]],
     layers: Callable[[str], list[tuple[str, int]]] = layer_list,
+    more: Sequence[tuple[str, Callable[[str], object], str, str]] = (),
 ) -> None:
-    """Add ``--method``, or ``--layers-from`` for passthrough, and the options of other methods for depth."""
+    """Add ``--method`` and the options of methods for depth.
+
+    Args:
+      p: the parser.
+      methods: the methods.
+      layers: the type of ``--layers-from``, which stands for the method passthrough.
+      more: the options that are given instead of a method.
+    """
     about = "the growth method; the table below describes the methods"
     one = p.add_mutually_exclusive_group(required=True)
     one.add_argument("--method", choices=sorted(methods), help=about)
     one.add_argument("--layers-from", type=layers, metavar="LIST", help=_LAYERS_FROM)
+    for option, kind, metavar, about in more:
+        one.add_argument(option, type=kind, metavar=metavar, help=about)
     for option, kind, metavar, about in _DEPTH:
         p.add_argument(option, type=kind, metavar=metavar, help=about)
 

@@ -28,6 +28,8 @@ GROWING: Registry[Callable[[argparse.Namespace], None]] = Registry("growing meth
 
 def run_grow(a: argparse.Namespace) -> None:
     """Run ``jaxgrow grow``."""
+    if a.vocab is not None or a.like_tokens is not None:
+        return GROWING["vocab"](a)
     a.method = a.method or "passthrough"  # with --layers-from
     if any(folder for folder, _ in a.layers_from or ()):
         return GROWING["several models"](a)
@@ -40,11 +42,7 @@ def run_grow(a: argparse.Namespace) -> None:
     refuse_options(a, why, "experts", "active")
     if (other := format_of(a.src, a)) is not None:
         return other.grow(a)
-    if a.optimizer in (None, "drop"):
-        dropped = (
-            f"the optimizer state is dropped without --optimizer {', '.join(OPTIMIZER_POLICIES)}"
-        )
-        refuse_options(a, dropped, "optimizer_state")
+    refuse_lost_state(a)
     refuse_options(a, "only checkpoints of other trainers need it", "head_dim")
     source = open_checkpoint(a.src)
     growth, arguments = growth_of(a, source)
@@ -55,6 +53,15 @@ def run_grow(a: argparse.Namespace) -> None:
             )
         arguments |= {"noise": a.noise, "seed": a.seed or 0}
     transform_model(a, source, growth, arguments)
+
+
+def refuse_lost_state(a: argparse.Namespace) -> None:
+    """Check that a given optimizer state is not dropped."""
+    if a.optimizer in (None, "drop"):
+        dropped = (
+            f"the optimizer state is dropped without --optimizer {', '.join(OPTIMIZER_POLICIES)}"
+        )
+        refuse_options(a, dropped, "optimizer_state")
 
 
 def growth_of(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:

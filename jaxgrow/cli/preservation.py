@@ -14,6 +14,8 @@ def keeps_function(growth: Growth, config: Config, method: str = "") -> bool:
       config: the config of the model before the growth.
       method: the name of the operator that made the growth, if it made `Rules`.
     """
+    if config.predicts == "tokens" and "vocab" in new_sizes(growth):
+        return False  # the softmax is over other tokens
     if config.loop is not None and not isinstance(growth, Rules):
         # The only growth of its layers gives each pass its own layer (`Config.resized`).
         growth = {axes: m for axes, m in by_axes(growth).items() if axes != (LAYERS,)}

@@ -9,6 +9,7 @@ from jaxgrow import checkpoints, operators
 from jaxgrow.checkpoints import CheckpointError, Output, Source, Written
 from jaxgrow.checkpoints.io.files import RECORD, SHARD
 from jaxgrow.checkpoints.source import Checkpoint
+from jaxgrow.checkpoints.writing import Companion
 from jaxgrow.cli.errors import errors_with_options
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.growth.maps import Growth, Rules
@@ -44,6 +45,7 @@ def transform_model(
     growth: Growth,
     arguments: Json,
     notes: Sequence[str] = (),
+    beside: Sequence[Companion] = (),
     **facts: object,
 ) -> None:
     """Write a grown model with its LoRA and optimizer state, and print a summary.
@@ -54,6 +56,7 @@ def transform_model(
       growth: the growth.
       arguments: the arguments of the growth. The file ``jaxgrow.json`` in DST records them.
       notes: remarks about the growth.
+      beside: further files of DST.
       **facts: further entries of the JSON output.
     """
     if a.lora_only:
@@ -83,6 +86,7 @@ def transform_model(
             seed=arguments.get("seed", 0),
             lora=a.lora,
             optimizer=None if policy in (None, "drop") else (policy, a.optimizer_state),
+            beside=beside,
         )
         rounded: list[str] = []
         if kept:

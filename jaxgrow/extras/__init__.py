@@ -73,6 +73,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "completion": f"{_COMMANDS}: print a shell script that completes commands, options and methods",
     },
     "growing method": {
+        "vocab": "jaxgrow.extras.commands.vocabulary",
         "several models": "jaxgrow.extras.commands.passthrough",
         **dict.fromkeys(
             ("upcycle", "expert_copies", "virtual_groups"), "jaxgrow.extras.commands.grow_experts"

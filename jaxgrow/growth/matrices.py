@@ -327,8 +327,13 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
       dtype, sums and products have float32 or a wider type. The result may be a view of ``x``, or
       ``out``.
     """
-    if isinstance(m, SparseMap) and only_copies(m):
+    stay = _leading_copies(m)
+    if isinstance(m, SparseMap) and stay == m.shape[0]:
         return _take(x, m.index[:, 0], dim, out)
+    if isinstance(m, SparseMap) and isinstance(x, np.ndarray) and stay and m.index.shape[1] > 1:
+        # Old units that stay need one term, and their copies are bitwise identical.
+        kept, new = m.rows(0, stay), m.rows(stay, m.shape[0])
+        return np.concatenate([apply(kept, x, dim), apply(new, x, dim)], dim)
     xp: Any = np if isinstance(x, np.ndarray) and not isinstance(m, jax.Array) else jnp
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     if not isinstance(m, SparseMap):
@@ -360,6 +365,13 @@ def apply(m: Matrix, x: Array, dim: int, out: np.ndarray | None = None) -> Array
         for k, term in enumerate(terms)
     ]
     return reduce(add, terms)
+
+
+def _leading_copies(m: Matrix) -> int:
+    """The number of first rows that copy a unit; 0 if the values are not known."""
+    if not isinstance(m, SparseMap) or not is_numpy(m.weight):
+        return 0
+    return int(np.append((m.weight[:, 0] == 1) & ~m.weight[:, 1:].any(1), False).argmin())
 
 
 def _take(x: Array, index: Array, dim: int, out: np.ndarray | None = None) -> Array:

@@ -42,7 +42,10 @@ def test_help_and_usage_errors_import_neither_jax_nor_extras(arguments, status):
         ("grwo a b", "'grwo' does not exist; did you mean grow"),
         ("grow a b --method hyperclone", "'hyperclone' does not exist; did you mean hypercloning"),
         ("grow a b --method zzz", "'zzz' does not exist; choose from aki, average, "),
-        ("grow a b", "one of the arguments --method --layers-from is required"),
+        (
+            "grow a b",
+            "one of the arguments --method --layers-from --vocab --like-tokens is required",
+        ),
         ("grow a b --method stack --layers 4 --overwite", "--overwite; did you mean --overwrite"),
     ],
 )

@@ -100,6 +100,7 @@ EXCEPTIONS: dict[str, str] = {
     "a loop runs at least one layer at least twice": "tests/operators/test_loops.py",
     "dropped='freeze' is not supported for a model with a loop": "tests/operators/test_loops.py",
     "leave out freeze or loop": "tests/operators/test_loops.py",
+    "is a run whose special tokens get other ids": "tests/extras/test_token_changes.py",
     "the adapter is a DoRA": "tests/extras/test_peft.py",
     "use_dora is true": "tests/extras/test_peft.py",
     "of the budget would train the small": "tests/extras/test_advise.py",

@@ -92,11 +92,6 @@ def test_models_of_two_tokenizers_are_noted(tmp_path, folder, capsys):
         assert "note" not in printed(capsys, "report", both[0], other)
 
 
-def test_report_needs_one_vocabulary(tmp_path, folder, capsys):
-    other = saved(tmp_path / "b", replace(CONFIG, vocab=13))
-    assert "vocabularies differ, 11 and 13" in refused(capsys, "report", folder, other)
-
-
 def test_inspect_requires_the_format_that_is_given(folder, capsys):
     error = refused(capsys, "inspect", folder, "--format", "maxtext")
     assert f"{folder} contains no Orbax checkpoint" in error

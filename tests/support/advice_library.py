@@ -11,7 +11,7 @@ import checkpoints as gpt2
 import jax
 import numpy as np
 import runs
-from advice import Case, Place, cli, part, parts, settings, without
+from advice import Case, Place, cli, command, part, parts, settings, without
 from finetunings import FAMILIES
 from orbax.checkpoint import v1 as ocp
 
@@ -281,10 +281,21 @@ COMMANDS = [
     cli("--overwrite replaces it", "convert {gpt} {old} --to orbax", "--overwrite"),
     cli("convert needs at least one", "convert {gpt} {new}", "--to orbax"),
     cli(
-        "--to cannot be combined",
+        "give only one of --to, --to-params and",
         "suggest {gpt} --to 2x --layers 8",
         lambda words, said: words[:2] + words[4:],
     ),
+    Case(
+        "run jaxgrow prune with --params",
+        lambda place: command(*place.words("suggest {gpt} --to-params 4000")),
+        lambda place, said: command(*place.words("prune {gpt} {new} --data {ids} --params"),
+            part(r"--params (\d+)", said)),
+    ),
+    cli("For larger sizes, run jaxgrow suggest", "prune {gpt} {new} --params 9000 --data {ids}",
+        lambda words, said: part(r"run jaxgrow (.*)", said).split()),
+    cli("prune measures which layers and", "prune {gpt} {new} --layers 2", "--data {ids}"),
+    cli("is not a choice of tokens", "prune {gpt} {new} --vocab 12",
+        lambda words, said: [*words[:-1], part(r"from 1 to (\d+)", said)]),
     cli("--to is too close", "suggest {gpt} --to 1.0001x", lambda words, said: [
         *words[:2], *parts(r"such as (--layers) (\d+)", said)]),
     cli("not a number of decibels", "grow {gpt} {new} --method hypercloning --embed 24 --heads 8 --mlp 40 --noise nan",

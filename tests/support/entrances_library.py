@@ -24,6 +24,7 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.cli.program import main
 from jaxgrow.extras import hf_peft as peft
+from jaxgrow.extras.commands import scores
 from jaxgrow.extras.peft import lora
 from jaxgrow.models import ViTConfig
 
@@ -237,6 +238,29 @@ def images(folder: Path) -> Path:
     shape = config.example.shape[1:]
     np.save(folder / "images.npy", np.zeros((2, *shape), np.float32))
     return folder / "images.npy"
+
+
+def changed_tokens(name: str) -> Callable[[Path], Path]:
+    """Make a model, and the files of the commands that change its vocabulary or its sizes."""
+
+    def make(folder: Path) -> Path:
+        source = open_checkpoint(saved(folder / "model"))
+        (folder / "model" / "generation_config.json").write_text('{"eos_token_id": 1}')
+        (folder / "like.json").write_text('{"a": [1, 2]}')
+        (folder / "keep.json").write_text('{"keep": [0, 1, 2]}')
+        ones = {n: np.ones(s, np.float32) for n, s in scores.expected_scores(source).items()}
+        scores.save_scores(folder / "importance.safetensors", source, ones)
+        return folder / name
+
+    return make
+
+
+def change_tokens(word: str, *options: str) -> Callable[[Path], None]:
+    def use(folder: Path) -> None:
+        given = [option.format(folder) for option in options]
+        command(word, folder / "model", folder.parent / "out", *given)
+
+    return use
 
 
 # --- checkpoints of other trainers ---
@@ -597,6 +621,27 @@ SUBJECTS: dict[str, Subject] = {
         skips=_CHOSEN,
     ),
     "ids": Subject(with_data("ids.npy"), report("ids.npy"), skips=_CHOSEN, harmless=_LONGER),
+    "scores": Subject(
+        changed_tokens("importance.safetensors"),
+        change_tokens("prune", "--mlp", "8", "--scores", "{}/importance.safetensors"),
+        skips=_CHOSEN,
+    ),
+    "kept tokens": Subject(
+        changed_tokens("keep.json"),
+        change_tokens("prune", "--vocab", "{}/keep.json"),
+        skips=_CHOSEN,
+    ),
+    "similar tokens": Subject(
+        changed_tokens("like.json"),
+        change_tokens("grow", "--like-tokens", "{}/like.json"),
+        skips=_CHOSEN,
+    ),
+    "generation settings": Subject(
+        changed_tokens("model/generation_config.json"),
+        change_tokens("prune", "--vocab", "3"),
+        harmless={"missing": "the file is optional"},
+        skips=_NAMED,
+    ),
     "images": Subject(images, report("images.npy"), skips=_CHOSEN, harmless=_LONGER),
     "EasyDeL index": Subject(
         easydel("tensorstore_index.json"),
@@ -680,7 +725,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/io/replacing.py::_hugging_face": attacked("replaced config"),
     "jaxgrow/checkpoints/io/replacing.py::_record": attacked("replaced record"),
     "jaxgrow/checkpoints/io/safetensors.py::Tensor._at": attacked("weights", "shard"),
-    "jaxgrow/checkpoints/io/safetensors.py::read_header": attacked("weights", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::read_header": attacked("weights", "shard", "scores"),
     "jaxgrow/checkpoints/io/safetensors.py::_indexed": attacked("index", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::read_tensors": attacked("weights", "index", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::write_file": ours(_NEW),
@@ -708,6 +753,10 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/commands/model_inputs.py::_open_array": attacked("ids", "images"),
     "jaxgrow/extras/commands/model_inputs.py::_tokenised_text": attacked("text", "tokenizer"),
     "jaxgrow/extras/commands/tokenizer_files.py::tokens_of": attacked("another tokenizer"),
+    "jaxgrow/extras/commands/vocabulary.py::_read_chosen": attacked(
+        "kept tokens", "similar tokens"
+    ),
+    "jaxgrow/extras/commands/vocabulary.py::_renumber_special": attacked("generation settings"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
     "jaxgrow/extras/integrations/command.py::_open_run": attacked("names"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from jaxgrow.cli.arguments import (
     COMMANDS,
+    OPTIMIZER,
+    OPTIMIZER_STATE,
     add_method,
     known_methods,
     methods_table,
@@ -19,6 +21,44 @@ from jaxgrow.cli.options import Commands, add_json, add_lora, add_sizes, layer_l
 DATA = (
     "input file: text, which the tokenizer.json in {} tokenises; token ids (.npy); or images "
     "(.npy) for a vision model"
+)
+
+
+def parameter_count(text: str) -> int:
+    """Read a number of parameters, such as ``6e9``.
+
+    Example:
+      >>> parameter_count("1.5e9")
+      1500000000
+    """
+    try:
+        count = float(text)
+    except ValueError:
+        count = 0.0
+    if not 1 <= count < 1e15:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters, such as 6e9")
+    return round(count)
+
+
+# Further options of prune: name, type, metavariable and help.
+_PRUNE = (
+    (
+        *("--params", parameter_count, "N"),
+        "the number of parameters, instead of new sizes, such as 6e9; sizes within 2 %% are chosen, and "
+        "the number of layers stays if possible",
+    ),
+    (
+        *("--vocab", str, "TOKENS"),
+        "the tokens to keep, instead of new sizes: a number N for the first N, or a JSON file "
+        '{"keep": [ids]}; nothing is measured',
+    ),
+    ("--data", Path, "FILE", DATA.format("SRC")),
+    ("--optimizer-state", Path, "PATH", OPTIMIZER_STATE),
+    (
+        *("--scores", Path, "FILE"),
+        "the file of the importance (safetensors). If it does not exist, it is written; if it does, "
+        "SRC is not evaluated, and --data only adds a report of the effect",
+    ),
 )
 _STARTUP = (
     "For bash: jaxgrow completion bash >> ~/.bash_completion; "
@@ -85,6 +125,8 @@ def add_suggest(commands: Commands) -> None:
     p = _add_extra(commands, "suggest", "suggest.run_suggest", "SRC")
     about = "the growth factor, instead of new sizes; sizes that fit it are proposed"
     p.add_argument("--to", type=growth_factor, metavar="2x", help=about)
+    about = "the number of parameters, instead of new sizes, such as 6e9; sizes within 2 %% are proposed"
+    p.add_argument("--to-params", type=parameter_count, metavar="N", help=about)
     add_sizes(p)
     about = "list only function-preserving methods"
     p.add_argument("--keep-function", action="store_true", help=about)
@@ -102,7 +144,9 @@ def add_prune(commands: Commands) -> None:
     add_lora(p)
     about = "the layers that stay, such as 0-3,6-11, counted from 0; nothing is measured"
     p.add_argument("--keep", type=layers_of_one, metavar="LIST", help=about)
-    p.add_argument("--data", type=Path, metavar="FILE", help=DATA.format("SRC"))
+    for option, kind, metavar, about in _PRUNE:
+        p.add_argument(option, type=kind, metavar=metavar, help=about)
+    p.add_argument("--optimizer", choices=["drop", "copy", "exact"], help=OPTIMIZER)
     p.add_argument(
         "--by",
         choices=["influence", "angular"],

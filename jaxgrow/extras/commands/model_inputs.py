@@ -45,8 +45,8 @@ def inputs_for_both(first: Checkpoint, second: Source, file: Path | None) -> tup
       ``(inputs, description)``.
 
     Raises:
-      CheckpointError: the models have different inputs, vocabularies, or numbers of output
-        features; or as `inputs_from_file`.
+      CheckpointError: the models have different inputs or numbers of output features, or the file
+        has a token that one of them does not have; or as `inputs_from_file`.
     """
     example, other = (
         jax.tree.map(lambda x: (x.dtype, x.shape[1:]), m.config.example) for m in (first, second)
@@ -62,16 +62,19 @@ def inputs_for_both(first: Checkpoint, second: Source, file: Path | None) -> tup
             f"the hidden states have {' and '.join(map(str, widths))} features. The two models "
             "have no head, so their outputs cannot be compared"
         )
-    vocab = first.sizes().get("vocab")
-    other = second.sizes().get("vocab")
-    if vocab != other:
-        raise CheckpointError(
-            f"the vocabularies differ, {vocab} and {other} tokens: the logits cannot be compared"
-        )
+    vocab = min(m.sizes().get("vocab", 0) for m in (first, second))
     if file is not None:
-        return inputs_from_file(first, file, second.config.length if vocab is not None else LENGTH)
+        length = second.config.length if vocab else LENGTH
+        inputs, what = inputs_from_file(first, file, length)
+        largest = max(int(x.max()) for x in jax.tree.leaves(inputs)) if vocab else 0
+        if largest >= vocab > 0:
+            raise CheckpointError(
+                f"{file} has the token id {largest}, but the second model has ids from 0 to {vocab - 1}. "
+                "Give a .npy file of ids that both models have"
+            )
+        return inputs, what
     rng = np.random.default_rng(0)
-    if vocab is None:
+    if not vocab:
         return rng.standard_normal((ROWS, *example[1]), np.float32), f"{ROWS} random images"
     length = min(first.config.length, second.config.length, LENGTH)
     inputs = first.config.inputs_of(rng.integers(0, vocab, (ROWS, length)))

@@ -3,8 +3,6 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Literal
 
 import jax
 import numpy as np
@@ -14,14 +12,24 @@ from jaxgrow.axes.names import LAYERS, axis_kind, is_layers, sibling_axis
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint, transform
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
+from jaxgrow.cli.grow_commands import refuse_lost_state
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.options import AXES
 from jaxgrow.cli.writing import output_of, transform_model
-from jaxgrow.extras import importance
 from jaxgrow.extras.commands.model_inputs import Inputs, inputs_from_file
-from jaxgrow.extras.commands.model_outputs import outputs_of, wide_params
+from jaxgrow.extras.commands.model_outputs import outputs_of
+from jaxgrow.extras.commands.scores import (
+    Scores,
+    axis_scores,
+    read_scores,
+    save_scores,
+    scores_of,
+)
+from jaxgrow.extras.commands.sizes import sizes_near
+from jaxgrow.extras.commands.vocabulary import prune_vocabulary
 from jaxgrow.extras.preservation import measure_preservation
 from jaxgrow.growth.maps import Growth
+from jaxgrow.models.config import EXPERTS
 from jaxgrow.operators.targets import layer_axes, of_kinds, width_axes
 from jaxgrow.tables import align_columns
 from jaxgrow.typed import Json
@@ -36,7 +44,7 @@ class _PruningPlan:
       source: the model.
       target: the new sizes.
       by: the measure for the layers.
-      inputs: the inputs on which the model is evaluated.
+      inputs: the inputs on which the model is evaluated; None if only stored scores are used.
       what: their description.
       control: a growth to the same sizes that keeps random units.
     """
@@ -53,29 +61,41 @@ class _PruningPlan:
         alternating = self.source.config.traits["alternating"]
         return operators.prune(self.source.sizes(), self.target, scores, alternating)
 
+    def chosen(self, scores: Scores) -> dict[str, np.ndarray]:
+        """The scores by axis, of layers by the measure of this pruning."""
+        sizes = self.source.sizes()
+        removed = {axis: sizes[axis] - n for axis, n in self.target.items()}
+        scored = [axis for axis in removed if axis_kind(axis) != "kv_heads"]
+        scored += [sibling_axis(a, "heads") for a in removed if axis_kind(a) == "kv_heads"]
+        return {a: axis_scores(scores, a, self.by, removed.get(a, 0)) for a in scored}
+
 
 def run_prune(a: argparse.Namespace) -> None:
     """Run ``jaxgrow prune``."""
+    refuse_lost_state(a)
     if a.keep is not None:
         return _prune_to_list(a)
-    if a.data is None:
-        raise UsageError(
-            "prune measures which layers and units matter least: give it inputs with --data FILE, or the "
-            "layers that stay, such as --keep 0-3"
-        )
+    if a.vocab is not None:
+        return prune_vocabulary(a)
     plan = _pruning_plan(a)
     # Detect a result that cannot be written before the expensive measurements.
     with errors_with_options():
         transform(plan.source, output_of(a, dry_run=True), plan.control, lora=a.lora)
-    scores = _importance_scores(plan)
+    stored = _stored_scores(a, plan)
+    scores = plan.chosen(stored)
     growth = plan.pruned(scores)
-    growths = {"pruned": growth, "random": plan.control}
-    if "experts" in plan.target:
-        growths["frequency"] = plan.pruned(_importance_scores(plan, "frequency"))
-    report = _measured_effect(plan, growths)
-    arguments: Json = {"target": plan.target, "data": str(a.data)}
-    if a.layers is not None:
-        report["scores"] = {axis: scores[axis].tolist() for axis in plan.target if is_layers(axis)}
+    report: Json = {}
+    if plan.inputs is not None:
+        growths = {"pruned": growth, "random": plan.control}
+        if EXPERTS in plan.target:
+            used = {**scores, EXPERTS: stored[f"{EXPERTS}/frequency"]}
+            growths["frequency"] = plan.pruned(used)
+        report = _measured_effect(plan, growths)
+    given = {"data": a.data, "scores": a.scores}
+    arguments: Json = {"target": plan.target}
+    arguments |= {name: str(file) for name, file in given.items() if file is not None}
+    if layers := [axis for axis in plan.target if is_layers(axis)]:
+        report["scores"] = {axis: scores[axis].tolist() for axis in layers}
         arguments |= {"by": plan.by, "removed": _removed_layers(plan, report["scores"])}
     transform_model(a, plan.source, growth, arguments, report=report)
     if not a.json:
@@ -85,7 +105,7 @@ def run_prune(a: argparse.Namespace) -> None:
 def _prune_to_list(a: argparse.Namespace) -> None:
     """Keep the layers of ``--keep``."""
     why = "--keep names the layers that stay, so that nothing is measured and no width changes"
-    refuse_options(a, why, *AXES, "experts", "by", "data")
+    refuse_options(a, why, *AXES, "experts", "by", "data", "scores", "params")
     source = open_checkpoint(a.src)
     kept = [layer for _, layer in a.keep]
     with errors_with_options():
@@ -99,13 +119,13 @@ def _prune_to_list(a: argparse.Namespace) -> None:
 
 def _pruning_plan(a: argparse.Namespace) -> _PruningPlan:
     source = open_checkpoint(a.src)
-    target = target_sizes(a, source)
+    target = _wanted_sizes(a, source)
     if source.config.loop is not None:
         raise CheckpointError(
             f"prune does not measure layers that run several times ({source.config.loop}): first give each "
             f"pass its own layer with jaxgrow grow {a.src} DST --method unloop"
         )
-    if a.by and a.layers is None:
+    if a.by and not any(map(is_layers, target)):
         raise UsageError(
             f"--by {a.by} selects the layers to remove: give their new number with --layers"
         )
@@ -125,10 +145,30 @@ def _pruning_plan(a: argparse.Namespace) -> _PruningPlan:
             f"--experts {target['experts']}: the model routes each token to {active} experts, so at "
             f"least --experts {active} must stay"
         )
-    inputs, what = inputs_from_file(source, a.data)
+    measured = a.scores is not None and a.scores.exists()
+    if a.data is None and not measured:
+        raise UsageError(
+            "prune measures which layers and units matter least: give it inputs with --data FILE, or a file of "
+            "--scores of an earlier prune, or the layers that stay, such as --keep 0-3"
+        )
+    inputs, what = (None, "") if a.data is None else inputs_from_file(source, a.data)
     with errors_with_options():
         control = _random_pruning(source, target)
     return _PruningPlan(source, target, a.by or "influence", inputs, what, control)
+
+
+def _wanted_sizes(a: argparse.Namespace, source: Source) -> dict[str, int]:
+    """The new sizes: the given ones, or those for ``--params``, which keep the layers if possible."""
+    if a.params is None:
+        return target_sizes(a, source)
+    refuse_options(a, "--params chooses the sizes", *AXES, "experts")
+    if a.params >= source.parameters:
+        raise UsageError(
+            f"--params {a.params:,}: {a.src} has {source.parameters:,} parameters, and prune makes a "
+            f"model smaller. For larger sizes, run jaxgrow suggest {a.src} --to-params {a.params}"
+        )
+    found = sizes_near(source, a.params)
+    return next((target for target in found if not any(map(is_layers, target))), found[0])
 
 
 def _random_pruning(source: Source, target: dict[str, int]) -> Growth:
@@ -146,26 +186,16 @@ def _random_pruning(source: Source, target: dict[str, int]) -> Growth:
 # --- measure ---
 
 
-def _importance_scores(
-    plan: _PruningPlan, experts: Literal["reap", "frequency"] = "reap"
-) -> dict[str, np.ndarray]:
-    """The importance of each unit, by axis; larger is more important."""
-    config = plan.source.config
-    params = wide_params(plan.source)
-    layers = [axis for axis in plan.target if is_layers(axis)]
-    found: dict[str, jax.Array] = {}
-    if layers:
-        streams = jax.jit(partial(importance.residual_streams, config))(params, plan.inputs)
-        for axis in layers:
-            removed = len(streams[axis]) - 1 - plan.target[axis]
-            if plan.by == "angular" and removed:
-                found[axis] = importance.angular_distance(streams[axis], removed)
-            else:
-                found[axis] = importance.block_influence(streams[axis])
-    if len(plan.target) > len(layers):
-        measure = partial(importance.unit_importance, config, experts=experts)
-        found |= jax.jit(measure)(params, plan.inputs)
-    return {axis: np.asarray(x) for axis, x in found.items()}
+def _stored_scores(a: argparse.Namespace, plan: _PruningPlan) -> Scores:
+    """The scores in the file ``--scores``, or else those that are measured and written to it."""
+    if a.scores is not None and a.scores.exists():
+        return read_scores(a.scores, plan.source)
+    if a.scores is not None:
+        found = scores_of(plan.source, plan.inputs)
+        save_scores(a.scores, plan.source, found)
+        return found
+    parts = {plan.by if is_layers(axis) else "units" for axis in plan.target}
+    return scores_of(plan.source, plan.inputs, parts)
 
 
 def _measured_effect(plan: _PruningPlan, growths: Mapping[str, Growth]) -> Json:
@@ -226,6 +256,8 @@ def _report_as_text(report: Json, arguments: Json) -> str:
         scores = " ".join(f"{score:.3g}" for score in report["scores"][axis])
         lines += [f"removed {axis}: {', '.join(map(str, gone)) or 'none'}"]
         lines += [f"{arguments['by']} per layer: {scores}"]
+    if "whole" not in report:
+        return "\n".join(lines)
     rows = []
     labels = {"whole": "original"} | {name: name for name in _ROWS if name in report}
     for name, label in labels.items():

@@ -18,6 +18,7 @@ from jaxgrow.cli.new_sizes import given_sizes, target_sizes
 from jaxgrow.cli.options import axis_option
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.cli.writing import print_json, sizes_as_text
+from jaxgrow.extras.commands.sizes import sizes_near
 from jaxgrow.operators.targets import layer_axes, width_axes
 from jaxgrow.tables import align_columns
 from jaxgrow.typed import Json
@@ -292,13 +293,18 @@ def run_suggest(a: argparse.Namespace) -> None:
 
 
 def _wanted_targets(a: argparse.Namespace, source: Source) -> list[dict[str, int]]:
-    """The target sizes: the given ones, or the candidates for the factor ``--to``."""
-    if a.to is None:
+    """The target sizes: the given ones, or the candidates for ``--to`` or ``--to-params``."""
+    if a.to is None and a.to_params is None:
         return [target_sizes(a, source)]
-    if given_sizes(a):
-        raise UsageError(
-            "--to cannot be combined with explicit sizes: give either --to or the sizes"
-        )
+    if given_sizes(a) or None not in (a.to, a.to_params):
+        raise UsageError("give only one of --to, --to-params and explicit sizes")
+    if a.to is None:
+        if a.to_params <= source.parameters:
+            raise UsageError(
+                f"--to-params {a.to_params:,}: {a.src} has {source.parameters:,} parameters, and grow "
+                f"makes a model larger. For a smaller model, run jaxgrow prune with --params {a.to_params}"
+            )
+        return sizes_near(source, a.to_params)
     wanted = larger_targets(source.sizes(), a.to)
     if not wanted:
         raise UsageError(

@@ -1,0 +1,213 @@
+"""Sizes for a number of parameters are within 2 %, and the importance is measured once."""
+
+import json
+from dataclasses import replace
+
+import chex
+import jax
+import numpy as np
+import pytest
+import tiny
+from safetensors.numpy import load_file, save_file
+
+from jaxgrow import checkpoints
+from jaxgrow.axes import axis_kind
+from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
+from jaxgrow.checkpoints.source import Leaf, initial_layout
+from jaxgrow.cli.program import main
+from jaxgrow.extras import importance
+from jaxgrow.extras.commands import prune as command
+from jaxgrow.extras.commands import scores, sizes
+from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
+
+SMALL = LlamaConfig(
+    vocab=256, context=32, layers=6, embed=64, heads=4, kv_heads=2, head_dim=16, mlp=192, tied=False
+)
+# The sizes of published models: Llama 3.1 8B, Qwen3 0.6B, Gemma 3 1B, GPT-2, and a mixture.
+BIG = LlamaConfig(
+    vocab=128256, context=64, layers=32, embed=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336,
+    tied=False,
+)  # fmt: skip
+MODELS = {
+    "llama": BIG,
+    "qwen": replace(
+        BIG, vocab=151936, layers=28, embed=1024, heads=16, mlp=3072, tied=True, query_norm="head"
+    ),
+    "kinds": replace(
+        BIG, vocab=262144, layers=24, embed=1152, heads=4, kv_heads=1, head_dim=256, mlp=6912,
+        tied=True, kinds="sssssf", window=4,
+    ),
+    "gpt": GPT2Config(),
+    "bert": BERTConfig(),
+    "mixture": replace(BIG, layers=16, embed=2048, heads=16, kv_heads=16, mlp=1024, experts=64, active=8),
+}  # fmt: skip
+
+
+class Shapes(Source):
+    """A model without values."""
+
+    def __init__(self, config):
+        self.config = config
+        layout = initial_layout(config)
+        self.leaves = {
+            p: Leaf(names, shape, np.dtype(np.float32)) for p, (names, shape) in layout.items()
+        }
+
+
+@pytest.mark.parametrize("factor", [0.4, 0.8, 1.3, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_are_within_two_percent_and_whole(name, factor):
+    config = MODELS[name]
+    source = Shapes(config)
+    wanted = round(factor * source.parameters)
+    targets = sizes.sizes_near(source, wanted)
+    for target in targets:
+        new = config.with_sizes(target)
+        assert abs(Shapes(new).parameters / wanted - 1) < 0.02
+        assert all((n > source.sizes()[a]) == (factor > 1) for a, n in target.items())
+        assert new.layers % config.traits["period"] == 0
+        own = new.sizes()
+        assert own["heads"] % own.get("kv_heads", own["heads"]) == 0
+        grouped = config.sizes().get("kv_heads", config.heads)
+        assert own["heads"] // own.get("kv_heads", own["heads"]) == config.heads // grouped
+        for axis, n in target.items():
+            assert axis_kind(axis) not in ("embed", "mlp") or n % 64 == 0
+        # GPT-2 and BERT have no key for the size of a head.
+        assert (
+            new.embed == new.heads * new.head_dim or config.embed != config.heads * config.head_dim
+        )
+    assert len(targets) == len({json.dumps(t) for t in targets}) > 0
+
+
+def test_an_error_names_the_nearest_sizes():
+    source = Shapes(replace(SMALL, layers=1, embed=16, heads=1, kv_heads=1, mlp=3))
+    message = r"within 2%; it has 9,408. The nearest are mlp=1, with 9,312 parameters: give these"
+    with pytest.raises(CheckpointError, match=message):
+        sizes.sizes_near(source, 100)
+
+
+# --- the commands ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("targets")
+    checkpoints.save(folder / "llama", SMALL, tiny.params(SMALL, dtype="float32"))
+    (folder / "text.txt").write_text("A text on which the importance is measured. " * 20)
+    return folder
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+def test_suggest_proposes_sizes(folder, capsys):
+    assert run("suggest", folder / "llama", "--to-params", "6e5", "--json") == 0
+    for found in json.loads(capsys.readouterr().out)["targets"]:
+        for way in found["ways"]:
+            assert abs(way["parameters"] / 6e5 - 1) < 0.02
+    assert run("suggest", folder / "llama", "--to-params", "1e4") == 2
+    assert "run jaxgrow prune with --params 10000" in capsys.readouterr().err
+    assert run("suggest", folder / "llama", "--to-params", "6e5", "--to", "2x") == 2
+    assert "give only one of --to, --to-params and explicit sizes" in capsys.readouterr().err
+
+
+def test_the_importance_is_measured_once(folder, tmp_path, capsys, monkeypatch):
+    """Other sizes need no forward pass, and are those of a new measurement."""
+    file = tmp_path / "importance.safetensors"
+    words = ("prune", folder / "llama", "--data", folder / "text.txt")
+    assert run(*words, tmp_path / "a", "--params", "2.5e5", "--scores", file, "--json") == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (
+        abs(about["parameters"] / 2.5e5 - 1) < 0.02 and "layers" not in about["arguments"]["target"]
+    )
+    assert about["report"]["pruned"]["kl"] > 0
+    other = ("--layers", 4, "--mlp", 128, "--by", "angular")
+    assert run(*words, tmp_path / "fresh", *other) == 0
+    for name in ("residual_streams", "unit_importance"):
+        real = getattr(importance, name)
+        monkeypatch.setattr(
+            importance, name, lambda c, p, x, real=real, **k: real(c, *abstract(p, x), **k)
+        )
+    monkeypatch.setattr(command, "outputs_of", None)
+    capsys.readouterr()
+    assert run("prune", folder / "llama", tmp_path / "b", *other, "--scores", file, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["report"].keys() == {"scores"}
+    assert again["arguments"]["scores"] == str(file) and "data" not in again["arguments"]
+    stored, fresh = (checkpoints.load(tmp_path / name)[1] for name in ("b", "fresh"))
+    chex.assert_trees_all_equal(stored, fresh)
+
+
+def abstract(*trees):
+    """Assert that nothing is computed: all arrays are traced."""
+    assert all(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))
+    return trees
+
+
+def test_prune_without_data_and_scores(folder, tmp_path, capsys):
+    words = ("prune", folder / "llama", tmp_path / "b")
+    assert run(*words, "--params", "2.5e5") == 2
+    assert "give --data FILE, or a file of --scores" in capsys.readouterr().err
+    assert run(*words, "--params", "9e5", "--data", folder / "text.txt") == 2
+    assert "run jaxgrow suggest" in capsys.readouterr().err
+    assert run(*words, "--params", "2e5", "--mlp", 8, "--data", folder / "text.txt") == 2
+    assert "--mlp: --params chooses the sizes; omit --mlp" in capsys.readouterr().err
+    assert run(*words, "--params", "5", "--data", folder / "text.txt") == 1
+    assert "The nearest are" in capsys.readouterr().err
+
+
+def of_other_values(stored):
+    return {name: x + (np.nan if name.endswith("/mlp") else 0) for name, x in stored.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (of_other_values, "the scores 'mlp' are not finite. Give another file, or remove"),
+        (
+            lambda s: {n: x.astype(np.float64) for n, x in s.items()},
+            r"the scores '.*' are F64 .*, but must be F32",
+        ),
+        (
+            lambda s: {n: x[..., :-1] if n.endswith("/embed") else x for n, x in s.items()},
+            r"the scores 'embed' are F32 \(63,\), but must be F32 \(64,\)",
+        ),
+        (lambda s: {n: x for n, x in s.items() if "mlp" not in n}, "they differ in mlp"),
+        (lambda s: {f"0{n[1:]}x": x for n, x in s.items()}, None),
+        (lambda s: {n.replace(n[:8], "00000000"): x for n, x in s.items()}, "of another model"),
+    ],
+)
+def test_a_file_of_scores_is_checked(folder, tmp_path, change, message):
+    source = open_checkpoint(folder / "llama")
+    file = tmp_path / "importance.safetensors"
+    shapes = scores.expected_scores(source)
+    own = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    scores.save_scores(file, source, own)
+    assert scores.read_scores(file, source).keys() == own.keys()
+    save_file(change(load_file(file)), file)
+    with pytest.raises(CheckpointError, match=message or "importance"):
+        scores.read_scores(file, source)
+
+
+def test_a_mixture_loses_experts():
+    source = Shapes(MODELS["mixture"])
+    for target in sizes.sizes_near(source, round(0.7 * source.parameters)):
+        assert "mlp" not in target and target.get("experts", 64) >= 8
+
+
+def test_features_that_are_the_outputs_stay():
+    source = Shapes(replace(MODELS["bert"], head="states"))
+    for target in sizes.sizes_near(source, round(0.7 * source.parameters)):
+        assert not {"embed", "heads"} & target.keys()
+
+
+def test_stages_change_together():
+    config = SwinConfig(
+        layers=(2, 6), embed=(64, 128), heads=(2, 4), head_dim=32, mlp=(256, 512),
+        image=32, patch=4, channels=3, classes=7, window=4, position_mlp=16,
+    )  # fmt: skip
+    source = Shapes(config)
+    for target in sizes.sizes_near(source, 2 * source.parameters):
+        assert abs(Shapes(config.with_sizes(target)).parameters / source.parameters - 2) < 0.05
