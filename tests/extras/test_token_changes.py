@@ -259,13 +259,8 @@ def test_ids_in_lists_and_parts():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "grow {a} {b}",
-            "grow needs a --method, or the new number of tokens, such as --vocab 50304",
-        ),
         ("grow {a} {b} --vocab 11", "the new size must be at least 12"),
         ("grow {a} {b} --vocab 16 --layers 4", "--layers: --vocab and --like-tokens change only"),
-        ("grow {a} {b} --method stack --layers 4 --vocab 16", "--vocab: stack adds no tokens"),
         ("grow {a} {b} --vocab 9999999", "--vocab 9999999: the maximum is 1,048,576"),
         ("grow {a} {b} --like-tokens {wrong}", "'x' must be a list of old ids, such as [12, 881]"),
         ("grow {a} {b} --like-tokens {empty}", "has no new tokens"),

@@ -293,7 +293,6 @@ COMMANDS = [
     ),
     cli("For larger sizes, run jaxgrow suggest", "prune {gpt} {new} --params 9000 --data {ids}",
         lambda words, said: part(r"run jaxgrow (.*)", said).split()),
-    cli("prune measures which layers and", "prune {gpt} {new} --layers 2", "--data {ids}"),
     cli("is not a choice of tokens", "prune {gpt} {new} --vocab 12",
         lambda words, said: [*words[:-1], part(r"from 1 to (\d+)", said)]),
     cli("--to is too close", "suggest {gpt} --to 1.0001x", lambda words, said: [
