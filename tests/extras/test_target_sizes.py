@@ -149,7 +149,7 @@ def abstract(*trees):
 def test_prune_without_data_and_scores(folder, tmp_path, capsys):
     words = ("prune", folder / "llama", tmp_path / "b")
     assert run(*words, "--params", "2.5e5") == 2
-    assert "give --data FILE, or a file of --scores" in capsys.readouterr().err
+    assert "inputs with --data FILE, or a file of --scores" in capsys.readouterr().err
     assert run(*words, "--params", "9e5", "--data", folder / "text.txt") == 2
     assert "run jaxgrow suggest" in capsys.readouterr().err
     assert run(*words, "--params", "2e5", "--mlp", 8, "--data", folder / "text.txt") == 2
