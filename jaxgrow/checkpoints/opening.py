@@ -96,6 +96,7 @@ def _snapshot(folder: Path) -> Path:
 
     Raises:
       CheckpointError: there are several snapshots, and ``main`` is not one of them.
+      UntrustedError: the snapshot is a link that leads out of the folder.
     """
     if not folder.name.startswith("models--") or not (folder / "snapshots").is_dir():
         return folder
@@ -110,6 +111,7 @@ def _snapshot(folder: Path) -> Path:
         raise CheckpointError(
             f"{folder} has these snapshots: {names}. Give the path of one of them, {folder.name}/snapshots/HASH"
         )
+    checked_path(folder, f"snapshots/{found[0].name}", deep=True)
     return found[0]
 
 

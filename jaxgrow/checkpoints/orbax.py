@@ -10,6 +10,7 @@ continue, create files in folders that are being removed, and print tracebacks.
 
 import hashlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -51,11 +52,15 @@ from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, partition_spec
 from jaxgrow.signals import defer_signals
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import checked_path, checked_tree
+from jaxgrow.untrusted import UntrustedError, checked_path, checked_tree, file_limits
 
 # A model of at most this size in bytes is read completely for its fingerprint, because each read by
 # Orbax takes about 20 ms, also of a small leaf.
 _AT_ONCE = 2**28
+COMPRESSED = 100  # the largest factor by which weights are compressed
+# Files that Orbax reads completely, and their largest size in bytes.
+_READ_WHOLE = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", "manifest.ocdbt", "process_*")
+_LARGEST = 100 << 20
 _EXPORTING = ".exporting-"  # the prefix of working folders, which end in random digits
 
 
@@ -87,10 +92,9 @@ class Orbax(Loaded, Checkpoint):
                     f"{about}: huggingface is {spelt(self.hf_config)}, but should be a config.json"
                 )
             family_of(self.hf_config, about)
-        # Compressed weights are smaller.
-        stored = 100 * checked_tree(folder / PARAMS, folder)
+        stored = checked_files(folder / PARAMS, folder)
         if isinstance(settings := record.get("config"), dict):
-            check_sizes(settings, stored, about)
+            check_sizes(settings, COMPRESSED * stored, about)
         try:
             config = from_json(record["config"])
         except (KeyError, TypeError, ValueError) as error:
@@ -103,6 +107,11 @@ class Orbax(Loaded, Checkpoint):
                     f"{folder / PARAMS} is damaged: {found}; restore it from another copy"
                 )
             self._shapes: Tree = ocp.metadata(self._where).metadata
+            if self._shapes is None:
+                raise CheckpointError(
+                    f"{folder / PARAMS} is damaged: an array cannot be opened; restore it from another copy"
+                )
+            check_chunks(self._shapes, stored, folder / PARAMS)
         super().__init__(
             config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
         )
@@ -140,7 +149,7 @@ class Orbax(Loaded, Checkpoint):
         try:
             with defer_signals():
                 yield
-        except CheckpointError:
+        except (CheckpointError, UntrustedError):
             raise
         # Orbax and TensorStore raise many kinds of exceptions for damaged files.
         except Exception as error:
@@ -204,6 +213,36 @@ class Orbax(Loaded, Checkpoint):
 
     def place(self, path: str) -> str:
         return PARAMS
+
+
+def checked_files(folder: Path, home: Path) -> int:
+    """Check the files of a checkpoint before Orbax reads it, as `checked_tree`.
+
+    Raises:
+      UntrustedError: also, a file that Orbax reads completely is too large.
+    """
+    stored = checked_tree(folder, home)
+    for file in (file for name in _READ_WHOLE for file in folder.rglob(name)):
+        if (size := file.stat().st_size) > _LARGEST:
+            raise UntrustedError(f"{file} has {size:,} bytes, but at most {_LARGEST:,} are read")
+    return stored
+
+
+def check_chunks(arrays: Tree, stored: int, where: Path) -> None:
+    """Check that no chunk is too large for the files, because a chunk is decompressed at once.
+
+    Args:
+      arrays: the metadata of the arrays.
+      stored: size of the files in bytes.
+      where: the folder, for the message.
+
+    Raises:
+      UntrustedError: a chunk is too large.
+    """
+    for array in jax.tree.leaves(arrays):
+        chunk = getattr(array.storage_metadata, "chunk_shape", None) or ()
+        size = math.prod(chunk) * array.dtype.itemsize
+        file_limits().check_expansion(f"{where}: a chunk of shape {chunk}", size, stored)
 
 
 def _alone_context() -> ocp.Context:

@@ -10,10 +10,9 @@ from jaxgrow.axes.names import Params, Tree
 from jaxgrow.checkpoints.io.checksums import NAME, damage
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, read_json
 from jaxgrow.checkpoints.opening import UNFINISHED
-from jaxgrow.checkpoints.orbax import Orbax
+from jaxgrow.checkpoints.orbax import COMPRESSED, Orbax, check_chunks, checked_files
 from jaxgrow.checkpoints.source import Loaded, check_sizes
 from jaxgrow.models import from_json
-from jaxgrow.untrusted import checked_tree
 
 CHECKPOINTS = "checkpoints"  # the folder with the checkpoints of a run
 
@@ -51,10 +50,11 @@ class RunCheckpoint(Orbax):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._handed_over()
         self._at = _intact_checkpoint(folder, step)
-        stored = 100 * checked_tree(self._at, folder)
+        stored = checked_files(self._at, folder)
         with self._reading():
             metadata: Tree = ocp.checkpointables_metadata(str(self._at))
             record, models = metadata.custom_metadata, metadata.metadata["models"]
+            check_chunks(models, stored, self._at)
         phase = record["ledger"]["phases"][-1]
         configs = record.get("configs") or {
             "large": read_json(inside(folder, "config.json"))["model"]
@@ -65,7 +65,7 @@ class RunCheckpoint(Orbax):
                 f"{self._at} has no complete model: the parameters of {self._name!r} are those of an adapter or of growth "
                 "maps. Continue the run until it has finished"
             )
-        check_sizes(configs[self._name], stored, self._at)
+        check_sizes(configs[self._name], COMPRESSED * stored, self._at)
         self._head = record.get("head")
         self._shapes: Tree = models[self._name]["params"]
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)

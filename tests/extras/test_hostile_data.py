@@ -294,6 +294,17 @@ def test_names_of_splits_stay_in_the_folder(tmp_path, content):
         dataset_splits(tmp_path)
 
 
+def test_a_pattern_does_not_lead_through_linked_folders(tmp_path):
+    (tmp_path / "data" / "own").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    for folder in (tmp_path / "data" / "own", tmp_path / "secret"):
+        (folder / "a.txt").write_text(folder.name)
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "secret")
+    found = text_corpus(str(tmp_path / "data" / "*" / "*.txt"), None, "text")
+    assert [*map("".join, found.train)] == ["own"]
+    assert found.skipped == {"symlinked folder": 1}
+
+
 def test_a_fifo_or_a_device_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "a.txt")
     (tmp_path / "zero.txt").symlink_to("/dev/zero")
@@ -524,6 +535,42 @@ def test_a_decompression_bomb_is_an_error(tmp_path):
     Image.new("1", (9500, 9500)).save(path / "ant" / "0.png")
     with pytest.raises(UserError, match=r"cannot read ant/0.png in .*decompression bomb"):
         seen(path, size=8)
+
+
+def scans(size: int, count: int) -> bytes:
+    """A progressive JPEG of gray pixels, whose last scan is repeated."""
+    out = io.BytesIO()
+    Image.new("L", (size, size), 128).save(out, "JPEG", progressive=True)
+    content = out.getvalue()
+    last, end = content.rindex(b"\xff\xda"), content.rindex(b"\xff\xd9")
+    return content[:end] + content[last:end] * count + content[end:]
+
+
+def test_many_scans_of_a_jpeg_are_an_error_before_they_are_decoded(tmp_path):
+    path = pictures(tmp_path / "tree")
+    (path / "ant" / "0.jpg").write_bytes(scans(64, 50))
+    assert len(seen(path, size=8).train) > 0
+    (path / "ant" / "0.jpg").write_bytes(scans(3000, 200))
+    with pytest.raises(
+        UserError, match=r"ant/0.jpg in .*, with \d+ scans of .*--limits seconds=100"
+    ):
+        seen(path, size=8)
+
+
+def test_an_image_that_takes_too_long_is_an_error(tmp_path):
+    path = pictures(tmp_path / "tree")
+    (path / "ant" / "0.jpg").write_bytes(scans(500, 3000))
+    with using_limits(seconds=0.01), pytest.raises(UserError, match="takes more than 0"):
+        seen(path, size=8)
+
+
+def test_small_files_of_large_images_do_not_fill_the_disk(tmp_path):
+    path = pictures(tmp_path / "tree")
+    for file in path.rglob("*.png"):
+        Image.new("1", (1000, 1000)).save(file)
+    with using_limits(bytes=1e7), pytest.raises(UntrustedError, match="the limit is 10,000,000"):
+        seen(path)
+    assert not [*tmp_path.rglob("pixels.npy")]
 
 
 def test_links_of_images_do_not_leave_the_folder(tmp_path):

@@ -119,6 +119,21 @@ def slow_on(letter: str) -> dict:
     return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, last]}}
 
 
+def test_a_tokenizer_that_is_slow_only_on_the_name_of_its_token_is_stopped(about):
+    """The main process encodes the names of special tokens."""
+    token = {"id": 256, "content": "z" * 200 + " ab", "special": True, "normalized": False}
+    token |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    with using_limits(seconds=1), pytest.raises(UserError, match="no tokenizer at"):
+        about(slow_on("z") | {"added_tokens": [token]})
+
+
+def test_a_decoder_has_no_regular_expression(about):
+    """The main process decodes the texts that a model generates."""
+    slow = {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "b"}
+    with pytest.raises(UserError, match=r"the decoder of .* has a regular expression"):
+        about({"decoder": {"type": "Sequence", "decoders": [slow]}})
+
+
 @pytest.mark.parametrize("long", [False, True], ids=["encoding", "cutting"])
 def test_a_tokenizer_that_is_slow_only_on_the_corpus_is_stopped(about, tmp_path, long):
     about(slow_on("z"))

@@ -177,6 +177,17 @@ def slurm(tasks: int) -> list[dict[str, str]]:
     return [step | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(tasks)]
 
 
+def open_mpi(tasks: int) -> list[dict[str, str]]:
+    """Return the variables that ``mpirun`` of Open MPI 4 sets for each of its tasks on one host."""
+    job = int(slurm(1)[0]["SLURM_JOB_ID"])
+    uri = {
+        "OMPI_MCA_orte_hnp_uri": f"{job << 12}.0;tcp://127.0.0.1:1",
+        "OMPI_COMM_WORLD_SIZE": str(tasks),
+    }
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+    return [uri | dict.fromkeys(names, str(i)) for i in range(tasks)]
+
+
 PAIR = ["--coordinator", "{}", "--processes", "2"]
 PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
@@ -420,10 +431,11 @@ hosts.gather_values(None)
 """
 
 
-@pytest.mark.parametrize("given", [[["{}", "2", "0"], ["{}", "2", "1"]], [[], []]])
-def test_processes_find_each_other_and_listen_only_on_the_coordinator_s_address(given):
-    """By ``--coordinator``, and by the environment variables of Slurm."""
-    ends = ended(processes(["-c", LISTENING], given, ({}, {}) if given[0] else slurm(2)))
+@pytest.mark.parametrize("cluster", [None, slurm, open_mpi])
+def test_processes_find_each_other_and_listen_only_on_the_coordinator_s_address(cluster):
+    """By ``--coordinator``, and by the environment variables of Slurm and Open MPI."""
+    given = [[], []] if cluster else [["{}", "2", "0"], ["{}", "2", "1"]]
+    ends = ended(processes(["-c", LISTENING], given, cluster(2) if cluster else ({}, {})))
     for process, (found,) in enumerate(map(outcomes, ends)):
         assert found["every"] == [[0, 2], [1, 2]]
         # by JAX, by `train.extras.watch`, and by Gloo
@@ -439,7 +451,16 @@ CLUSTERS = {
     "Open MPI, IPv6": ({HNP: "0.0;tcp6://[fe80::1,fe80::2]:43370"}, "fe80::1:61440"),
     "a port": ({NODES: "n7", "JAX_COORDINATOR_PORT": "9"}, "n7:9"),
     "an address": ({"JAX_COORDINATOR_ADDRESS": "n7:12", NODES: "n8"}, "n7:12"),
-    "TPU": ({}, ":"),
+    "Open MPI 5": ({"OMPI_COMM_WORLD_SIZE": "2"}, f"{socket.gethostname()}:61440"),
+    "TPU pod of Kubernetes": (
+        {"TPU_WORKER_HOSTNAMES": "t-0.svc,t-1.svc", "JOB_COMPLETION_INDEX": "1"},
+        "t-0.svc:8482",
+    ),
+    "TPU slices": (
+        {"TPU_WORKER_HOSTNAMES": "t-8", "MEGASCALE_COORDINATOR_ADDRESS": "t-0:8081"},
+        "t-0:8482",
+    ),
+    "TPU VM": ({}, ":"),
 }
 
 

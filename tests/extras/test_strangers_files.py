@@ -148,6 +148,37 @@ def test_an_array_without_its_declared_data_is_an_error_before_it_is_read(tmp_pa
         assert "--limits bytes=" in error
 
 
+def database(run: Path) -> ts.KvStore:
+    """The database of a folder of ours, without its checksums."""
+    (run / "params" / "SHA256SUMS").unlink()
+    (manifest,) = [p for p in (run / "params").rglob("manifest.ocdbt") if "process" not in str(p)]
+    base = {"driver": "ocdbt", "base": f"file://{manifest.parent.resolve()}/"}
+    return ts.KvStore.open(base).result()
+
+
+@pytest.mark.parametrize("size", [1 << 16, -1], ids=["large", "negative"])
+def test_a_chunk_of_our_own_format_has_a_limit(tmp_path, size):
+    valid.run_folder("jaxgrow.json")(tmp_path)
+    store = database(tmp_path / "run")
+    (key,) = [k for k in store.list().result() if k.startswith(b"token_embedding/zarr.json")]
+    about = json.loads(store.read(key).result().value)
+    about["chunk_grid"]["configuration"]["chunk_shape"] = [size, 1 << 14]
+    about["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    store.write(key, json.dumps(about).encode()).result()
+    says = "a chunk of shape" if size > 0 else "an array cannot be opened"
+    with pytest.raises((CheckpointError, UntrustedError), match=says):
+        open_checkpoint(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA"])
+def test_metadata_of_our_own_format_have_a_limit(tmp_path, name):
+    valid.run_folder("jaxgrow.json")(tmp_path)
+    (tmp_path / "run" / "params" / "SHA256SUMS").unlink()
+    os.truncate(next((tmp_path / "run" / "params").rglob(name)), 1 << 40)
+    with pytest.raises(UntrustedError, match="at most 104,857,600 are read"):
+        open_checkpoint(tmp_path / "run")
+
+
 @pytest.mark.parametrize("key", ["n_layer", "n_embd", "n_head", "n_inner", "vocab_size"])
 def test_a_config_larger_than_its_weights_is_an_error_at_once(tmp_path, key):
     folder = saved(tmp_path / "a")
@@ -202,6 +233,29 @@ def test_a_chunk_that_is_a_link_out_of_the_folder_is_an_error(tmp_path, capsys):
 def modes(folder: Path) -> dict[str, str]:
     every = [folder, *folder.rglob("*")]
     return {p.name: f"{stat.S_IMODE(p.stat().st_mode):o}" for p in every}
+
+
+def test_data_of_a_database_under_another_name_are_no_link_out_of_the_folder(tmp_path, capsys):
+    valid.levanter("manifest.json")(tmp_path)
+    step = tmp_path / "run" / "step-3"
+    base = {"driver": "ocdbt", "base": f"file://{step.resolve()}/"}
+    names = ("value_data_prefix", "btree_node_data_prefix", "version_tree_node_data_prefix")
+    store = ts.KvStore.open({**base, **dict.fromkeys(names, "other/")}).result()
+    for key in store.list().result():
+        store.write(key, store.read(key).result().value).result()
+    (step / "other").rename(tmp_path / "elsewhere")
+    (step / "other").symlink_to(tmp_path / "elsewhere")
+    assert "outside the folder" in failed(capsys, *trainer(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("link", ["snapshots/one", "snapshots"])
+def test_a_snapshot_is_not_a_link_out_of_the_cache(tmp_path, capsys, link):
+    saved(tmp_path / "private" / "one")
+    target = tmp_path / "private" / link.removeprefix("snapshots").strip("/")
+    (tmp_path / "models--x" / link).parent.mkdir(parents=True)
+    (tmp_path / "models--x" / link).symlink_to(target)
+    error = failed(capsys, "grow", tmp_path / "models--x", tmp_path / "out", *DEEP)
+    assert "outside the folder" in error and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("to", ["hf", "orbax"])

@@ -11,6 +11,7 @@ import pytest
 import tiny
 from checkpoints import CONFIG
 from orbax.checkpoint import v1 as ocp
+from PIL import Image
 
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import UntrustedError
@@ -108,7 +109,9 @@ def test_wrong_arrays_of_a_checkpoint_are_refused(tmp_path, change, says):
     [
         ("{}/secret.jsonl", "which is not in this folder; correct data_files in its README.md"),
         ("../../../secret.jsonl", "is not the name of a file in this folder"),
-        ("file://{}/secret.jsonl", "which is not in this folder"),
+        ("file://{}/secret.jsonl", "which is not a file in this folder"),
+        ("http://127.0.0.1:9/a.jsonl", "'http://127.0.0.1:9/a.jsonl', which is not a file in this"),
+        ("zip://*::{}/secret.zip", "which is not a file in this folder; correct data_files in"),
         ("linked.jsonl", "outside the folder. Replace the link by the file"),
         ("own.jsonl", None),
     ],
@@ -132,6 +135,26 @@ def test_a_copied_dataset_names_no_files_outside(tmp_path, monkeypatch, path, sa
     else:
         with pytest.raises(UserError, match=re.escape(says)):
             published.local_dataset(*arguments)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("a.parquet", "'picture' has values of type Image"), ("a.png", "imagefolder")],
+)
+def test_a_copied_dataset_has_no_images_that_are_decoded(tmp_path, monkeypatch, name, says):
+    """A row of images may name a file outside, or start Ghostscript."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    copy = tmp_path / "data" / "nyu-mll" / "blimp"
+    copy.mkdir(parents=True)
+    if name == "a.png":
+        Image.new("RGB", (4, 4)).save(copy / name)
+    else:
+        rows = datasets.Dataset.from_list([{"picture": {"path": "/etc/hostname", "bytes": None}}])
+        rows.cast_column("picture", datasets.Image()).to_parquet(copy / name)
+    with pytest.raises(UserError, match=says):
+        published.local_dataset("nyu-mll/blimp", None, "blimp_n", ["train"], tmp_path / "data")
 
 
 def test_a_pipe_in_place_of_labels_does_not_block(tmp_path):

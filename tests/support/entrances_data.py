@@ -381,8 +381,7 @@ ROWS: dict[str, Row] = {
         "images", "tar of images", "zip of images"
     ),
     "train/extras/images/images.py::_decode": ours(_CACHE),
-    "train/extras/images/images.py::_write_pixels": ours(_CACHE),
-    "train/extras/images/images.py::_narrow": ours(_CACHE),
+    "train/extras/images/images.py::_new_array": ours(_CACHE),
     "train/extras/images/images.py::_opened": attacked("images", "tar of images", "zip of images"),
     "train/extras/labelled/glue.py::is_unnamed": attacked("GLUE"),
     "train/extras/labelled/glue.py::rows_of": attacked("GLUE"),

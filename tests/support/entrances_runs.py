@@ -3,6 +3,7 @@
 `entrances` describes the table.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -137,6 +138,30 @@ def _questions(folder: Path) -> Path:
     return folder / "data" / "valid-labels.lst"
 
 
+def _hub_copy(folder: Path) -> Path:
+    """A copy of a dataset of the hub, whose README names its files."""
+    copy = folder / "data" / "nyu-mll" / "blimp"
+    copy.mkdir(parents=True)
+    for name in ("own", "other"):
+        (copy / f"{name}.jsonl").write_text('{"sentence_good": "a"}\n')
+    _name_data(folder, "own.jsonl")
+    return copy / "README.md"
+
+
+def _name_data(folder: Path, name: str) -> None:
+    front = json.dumps([{"config_name": "n", "data_files": [{"split": "train", "path": name}]}])
+    readme = folder / "data" / "nyu-mll" / "blimp" / "README.md"
+    readme.write_text(f"---\nconfigs: {front}\n---\n")
+
+
+def _read_copy(folder: Path) -> Any:
+    import datasets  # pyright: ignore[reportMissingImports]
+
+    cache = folder.parent / "out"
+    with mock.patch.object(datasets.config, "HF_DATASETS_CACHE", cache):
+        return published.local_dataset("nyu-mll/blimp", "n", "blimp", ["train"], folder / "data")
+
+
 def _model(folder: Path) -> Path:
     return saved(folder / "model") / "tokenizer.json"
 
@@ -260,6 +285,7 @@ SUBJECTS: dict[str, Subject] = {
         harmless=LINKED,
         needs="datasets",
     ),
+    "README of a copied dataset": Subject(_hub_copy, _read_copy, _name_data, needs="datasets"),
     "tokenizer.json": Subject(
         _model,
         _applied,
@@ -418,6 +444,7 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/benchmarks.py::Benchmarks._loaded": trusted(TASKS),
     "train/extras/evaluation/published.py::local_dataset": attacked("labels"),
     "train/extras/evaluation/published.py::_piqa": attacked("labels"),
+    "train/extras/evaluation/published.py::_check_urls": attacked("README of a copied dataset"),
     "train/scaling.py::read_savings": attacked("compare.json"),
     "train/tokenizer.py::main": ours(NAMED),
 }

@@ -274,6 +274,18 @@ def _check_growth(about: object, path: Path) -> None:
             raise UntrustedError(
                 f"the {part} of {path} makes up to {growth:,.0f} characters of one, more than {_GROWTH}"
             )
+    # Generated tokens are decoded in this process.
+    if isinstance(about, dict) and _has_expression(about.get("decoder")):
+        raise UntrustedError(
+            f"the decoder of {path} has a regular expression, which is not supported: replace it by a string"
+        )
+
+
+def _has_expression(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    inner = decoder.get("decoders") or []
+    return "Regex" in (decoder.get("pattern") or {}) or any(map(_has_expression, inner))
 
 
 def _growth(part: Any) -> float:

@@ -117,6 +117,10 @@ def _try_tokenizer(request):
         if len(ids) > _MOST * _PROBE:
             raise ValueError(f"it makes {len(ids):,} tokens of {len(text):,} characters")
         tokenizer.decode(ids)
+    # The main process encodes these names, as text.
+    tokenizer.encode_special_tokens = True
+    for token in tokenizer.get_added_tokens_decoder().values():
+        tokenizer.encode(token.content, add_special_tokens=False)
     return None
 
 

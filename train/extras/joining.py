@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 import threading
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,12 @@ PATIENCE = f"--xla_cpu_collective_timeout_seconds={ANSWER:.0f} --xla_cpu_collect
 HEARTBEAT = 120
 LOST = watch.LOST
 OPEN_MPI = "OMPI_MCA_orte_hnp_uri"  # its number of the job, and addresses of the first host
+# The addresses of the hosts of a TPU pod on Kubernetes, that of process 0 first.
+_TPUS = ("MEGASCALE_COORDINATOR_ADDRESS", "TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
+_EVERYWHERE = (
+    "JAX listens on all addresses, because only the cloud knows the address of this host: set "
+    "JAX_COORDINATOR_BIND_ADDRESS=ADDRESS:PORT to choose one"
+)
 BY_HAND = "give --coordinator, --processes and --process"
 
 
@@ -82,6 +89,8 @@ def join_processes(
     finally:
         late.cancel()
     if jax.process_count() > 1:
+        if is_first() and not host and "JAX_COORDINATOR_BIND_ADDRESS" not in os.environ:
+            say(_EVERYWHERE, file=sys.stderr)
         # Gloo and JAX end a process with long messages if another one does not answer.
         silent = _timer(watch.SILENCE, watch.silence_message(), os.EX_TEMPFAIL)
         _watch(host or socket.gethostname())
@@ -119,7 +128,7 @@ def _timer(seconds: float, message: str, code: int) -> threading.Timer:
 def _coordinator(given: str | None) -> tuple[str, str]:
     """Return the host and the port at which the other processes call process 0.
 
-    Both are empty in a cluster where only JAX knows them: on TPUs, and with mpi4py.
+    Both are empty on a TPU VM of Google Cloud, where JAX asks the metadata server for them.
 
     Args:
       given: the value of ``--coordinator``.
@@ -132,6 +141,13 @@ def _coordinator(given: str | None) -> tuple[str, str]:
         host, first = found[2] or found[3], int(found[1]) >> 12
     elif found := re.match(r"([^],[]+)(?:\[(\w+))?", os.environ.get("SLURM_STEP_NODELIST", "")):
         host, first = found[1] + (found[2] or ""), int(os.environ.get("SLURM_JOB_ID", 0))
+    elif "OMPI_COMM_WORLD_SIZE" in os.environ:
+        # Open MPI 5: process 0 names its host to the others, with mpi4py. All need the same port.
+        host = socket.gethostname()
+        first = zlib.crc32(os.environ.get("PMIX_NAMESPACE", "").encode())
+    elif tpus := next(filter(None, map(os.environ.get, _TPUS)), None):
+        host = tpus.split(",")[0].split(":")[0]
+        return host, os.environ.setdefault("JAX_COORDINATOR_PORT", "8482")
     elif "JOB_COMPLETION_INDEX" in os.environ:
         # Other pods can resolve only the full name of a pod.
         return socket.getfqdn(), os.environ.setdefault("JAX_COORDINATOR_PORT", "55527")

@@ -99,7 +99,8 @@ def serve_processes(host: str, key: bytes) -> int:
 
     def accept() -> None:
         while True:
-            with suppress(OSError):
+            # A flood of connections may leave no thread for one of them.
+            with suppress(OSError, RuntimeError):
                 connection, _ = server.accept()
                 # In a thread, so that a silent connection does not delay the others.
                 threading.Thread(target=_admit, args=(connection, key), daemon=True).start()

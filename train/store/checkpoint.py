@@ -24,7 +24,7 @@ from orbax.checkpoint import v1 as ocp
 from jaxgrow.axes import Tree
 from jaxgrow.checkpoints.io.checksums import NAME, seal
 from jaxgrow.checkpoints.io.folders import atomic_file, sync, sync_folder
-from jaxgrow.checkpoints.orbax import context_without_deadline
+from jaxgrow.checkpoints.orbax import check_chunks, checked_files, context_without_deadline
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import one_line
 from train.common.errors import UserError, is_full_disk
@@ -310,8 +310,10 @@ def _check_squares(where: Path, models: Tree) -> None:
 def saved_models(where: Path) -> Json:
     """Return the shapes of the models of a checkpoint, by name, as Orbax describes them."""
     with _reading(where):
+        stored = checked_files(where, where)
         metadata: Any = ocp.checkpointables_metadata(str(where)).metadata
         models = metadata["models"]
+        check_chunks(models, stored, where)
         # Orbax would drop the imaginary parts without a message.
         if any(np.issubdtype(x.dtype, np.complexfloating) for x in jax.tree.leaves(models)):
             raise UserError(f"the checkpoint {where} has complex numbers, which no model has")

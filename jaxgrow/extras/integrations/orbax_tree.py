@@ -89,10 +89,12 @@ class OrbaxTree:
         self.item = item
         self.home = folder if home is None else home
         self.left_out: list[str] = []
-        parts = [p for p in item.iterdir() if p.name in _DATABASE or p.name.startswith(_PROCESS)]
-        self._stored = sum(checked_tree(part, self.home) for part in parts)
-        manifest = item / "manifest.ocdbt"
-        if manifest.is_file():  # TensorStore reads it completely.
+        self._stored = 0
+        manifest = item / _DATABASE[0]
+        if os.path.lexists(manifest):
+            # A database may have its files under any names.
+            self._stored = checked_tree(item, self.home)
+            # TensorStore reads it completely.
             file_limits().check(str(manifest), bytes=manifest.stat().st_size)
 
     def file(self, name: str) -> CheckedPath:

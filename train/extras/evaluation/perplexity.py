@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
+from train.extras.decoding import in_folder, readable_file
 from train.extras.evaluation.scoring import Scorer
 from train.extras.text import formats
 
@@ -48,8 +49,16 @@ def files_of(name: str, folder: Path) -> list[Path]:
 
 
 def files_matching(folder: Path, pattern: str) -> list[Path]:
-    """The files that match, perhaps compressed."""
-    return sorted({file for end in COMPRESSED for file in folder.glob(pattern + end)})
+    """The files that match, perhaps compressed.
+
+    Raises:
+      UserError: one of them is a link that leads out of the folder.
+    """
+    found = sorted({file for end in COMPRESSED for file in folder.glob(pattern + end)})
+    with readable_file(folder):
+        for file in found:
+            in_folder(folder, file)
+    return found
 
 
 def _whole_text(file: Path) -> str:

@@ -4,20 +4,30 @@ A dataset is read from the files that its authors published, or from a copy of i
 hub. Records have the columns of the hub's dataset, so that a task gives the same numbers.
 """
 
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import jax
+
+from jaxgrow.checkpoints.io.files import CARD
 from jaxgrow.typed import Json
+from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
+from train.extras.bounded import child
 from train.extras.decoding import in_folder, read_regular, readable_file
 from train.extras.evaluation.perplexity import files_matching
 from train.extras.text import formats
 from train.extras.text.tfds import dataset_records
 
+# The formats of ``datasets`` that a copied dataset may have, and the types of its values.
+_BUILDERS = ("arrow", "csv", "json", "parquet", "text")
+_VALUES = {"Value", "ClassLabel", "Json", "Translation", "TranslationVariableLanguages"}
+_CARD = f"correct data_files in its {CARD}"
 Record: TypeAlias = Json
 Splits: TypeAlias = Json  # name -> a `datasets.Dataset`
 
@@ -84,10 +94,13 @@ def local_dataset(
         if copy.is_dir() and any(copy.iterdir()):
             files = sorted(file for file in copy.rglob("*") if file.is_file())
             with readable_file(copy):
+                in_folder(folder, copy)
                 for file in files:
                     in_folder(copy, file)
-                _check_named(copy, datasets.load_dataset_builder(str(copy), name).config)
+                _check_urls(copy)
+                _check_builder(copy, datasets.load_dataset_builder(str(copy), name))
                 found: Any = datasets.load_dataset(str(copy), name)
+                _check_features(copy, found)
                 return dict(found), files
     raise UserError(
         f"{task} needs {wanted}a copy of the dataset {path} at {folder / path}; put it there, name another folder with --data, "
@@ -95,24 +108,77 @@ def local_dataset(
     )
 
 
-def _check_named(copy: Path, config: Any) -> None:
-    """Check the files that the README.md of a copied dataset names.
+def _check_urls(copy: Path) -> None:
+    """Check that a copied dataset names no files elsewhere, before ``datasets`` looks for them.
+
+    Raises:
+      UserError: it names a URL, or has a second description.
+      UntrustedError: the README.md is a link that leads out of the folder, or needs too much memory.
+    """
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK  # pyright: ignore[reportMissingImports]
+
+    if os.path.lexists(copy / ".huggingface.yaml"):
+        raise UserError(f"{copy} has a .huggingface.yaml; move its content into {CARD}")
+    if not os.path.lexists(copy / CARD):
+        return
+    text = read_regular(checked_path(copy, CARD).path).decode("utf-8-sig")
+    front = REGEX_YAML_BLOCK.search(text)
+    about = json.loads(child.ask(str(copy / CARD), job="yaml", text=front[2])[0]) if front else None
+    named = jax.tree.leaves(about.get("configs")) if isinstance(about, dict) else ()
+    for name in named:
+        if isinstance(name, str) and ("://" in name or "::" in name):
+            raise UserError(
+                f"{copy / CARD} names {name!r}, which is not a file in this folder; {_CARD}"
+            )
+
+
+def _check_builder(copy: Path, builder: Any) -> None:
+    """Check the files and the format of a copied dataset.
 
     Args:
       copy: folder of the copy.
-      config: the config of the dataset, as the library ``datasets`` reads it.
+      builder: the builder of ``datasets`` for it.
 
     Raises:
-      UserError: a file is outside of the folder, or a URL.
+      UserError: the format is not one of rows, or a file is outside of the folder.
       UntrustedError: a name contains ``..``, or a link leads out of the folder.
     """
+    if (kind := type(builder).__module__.rpartition(".")[2]) not in _BUILDERS:
+        raise UserError(
+            f"{copy} has files of the format {kind}, which is not read; the formats are {', '.join(_BUILDERS)}"
+        )
     folder = Path(os.path.abspath(copy))
-    for file in [Path(file) for named in (config.data_files or {}).values() for file in named]:
+    named = (builder.config.data_files or {}).values()
+    for file in [Path(file) for files in named for file in files]:
         if not file.is_relative_to(folder):
             raise UserError(
-                f"{copy} names {file} as its data, which is not in this folder; correct data_files in its README.md"
+                f"{copy} names {file} as its data, which is not in this folder; {_CARD}"
             )
         in_folder(folder, file)
+
+
+def _check_features(copy: Path, splits: Mapping[str, Any]) -> None:
+    """Check that no column is decoded when it is read. Images may name other files and programs.
+
+    Raises:
+      UserError: a column has images, sounds or other values that are decoded.
+    """
+    for split in splits.values():
+        for column, feature in split.features.items():
+            if decoded := sorted({*_value_types(feature)} - _VALUES):
+                raise UserError(
+                    f"{copy}: column {column!r} has values of type {decoded[0]}, which are not read; remove the column"
+                )
+
+
+def _value_types(feature: Any) -> Iterator[str]:
+    inner = [feature.feature] if hasattr(feature, "feature") else feature
+    inner = inner.values() if isinstance(inner, Mapping) else inner
+    if isinstance(inner, Iterable):
+        for part in inner:
+            yield from _value_types(part)
+    else:
+        yield type(feature).__name__
 
 
 def _found(patterns: Sequence[str], folders: Sequence[Path]) -> Path | None:

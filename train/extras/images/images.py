@@ -7,8 +7,11 @@ pure: the same generator gives the same sample. Without validation images, some 
 import hashlib
 import io
 import json
+import math
+import os
 import posixpath
 import tarfile
+import time
 import warnings
 import zipfile
 from collections.abc import Container, Iterator
@@ -23,7 +26,7 @@ from tqdm import tqdm
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import file_limits, open_regular
+from jaxgrow.untrusted import UntrustedError, file_limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
 from train.data.cache import cache_folder, cached_folder, make_again
@@ -47,6 +50,7 @@ from train.extras.text.mixed_paths import refuse_several
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
 _VALIDATION = ("val", "valid", "validation", "test")
 _AT_ONCE = 1024  # images that are copied at once
+_SPEED = 10**8  # pixels of a scan that any JPEG decodes in a second
 
 
 @dataclass(frozen=True)
@@ -576,7 +580,11 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
                 raise UserError(f"{here}, which is not a square; set data.size")
             shape = (len(names), image.height, image.width, 3)
             first = name
-            pixels = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+            if size is None:
+                stored = [path / each for each in names] if path.is_dir() else [path]
+                read = sum(each.stat().st_size for each in stored)
+                file_limits().check_expansion(str(path), math.prod(shape), read)
+            pixels = _new_array(file, shape)
         if image.size != pixels.shape[1:3]:
             raise UserError(
                 f"{here}, but {first} {pixels.shape[1]} x {pixels.shape[2]}; set data.size"
@@ -587,11 +595,23 @@ def _write_pixels(path: Path, names: list[str], size: int | None, file: Path) ->
         _narrow(pixels, file)
 
 
+def _new_array(file: Path, shape: tuple[int, ...]) -> np.memmap:
+    """A new array in a file. Its space on the disk is taken at once.
+
+    If the disk became full later, the system would end the process with SIGBUS.
+    """
+    array = np.lib.format.open_memmap(file, "w+", np.uint8, shape)
+    if hasattr(os, "posix_fallocate"):
+        with file.open("rb+") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    return array
+
+
 def _narrow(pixels: np.ndarray, file: Path) -> None:
     """Write one of three equal channels to ``file``, in parts, because memory may be small."""
     part = file.with_suffix(".part")
     shape = (*pixels.shape[:3], 1)
-    gray = np.lib.format.open_memmap(part, "w+", np.uint8, shape)
+    gray = _new_array(part, shape)
     for first in range(0, len(gray), _AT_ONCE):
         gray[first : first + _AT_ONCE] = pixels[first : first + _AT_ONCE, ..., :1]
     gray.flush()
@@ -609,7 +629,7 @@ def _decoded_image(content: bytes, name: str, size: int | None) -> tuple[Any, bo
     """
     from PIL import Image, ImageOps
 
-    with readable_file(name, "replace or remove the image"), _opened(content) as opened:
+    with readable_file(name, "replace or remove the image"), _opened(content, name) as opened:
         gray = opened.mode in ("1", "L")
         image = opened.convert("RGB")
     if size is not None:
@@ -617,18 +637,50 @@ def _decoded_image(content: bytes, name: str, size: int | None) -> tuple[Any, bo
     return image, gray
 
 
-def _opened(content: bytes) -> Any:
+class _TimedBytes(io.BytesIO):
+    """The bytes of an image. Reading them fails when its decoder has computed for too long."""
+
+    def __init__(self, content: bytes, name: str):
+        super().__init__(content)
+        self._name = name
+        self._end = time.thread_time() + file_limits().seconds
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if time.thread_time() > self._end:
+            raise _too_slow(self._name)
+        return super().read(size)
+
+
+def _too_slow(what: str) -> UntrustedError:
+    seconds = file_limits().seconds
+    return UntrustedError(
+        f"{what} takes more than {seconds:g} s to decode. If you trust the file, use --limits seconds={10 * seconds:g}"
+    )
+
+
+def _opened(content: bytes, name: str) -> Any:
     """A Pillow image of at most 8 bits per channel, from a PNG or JPEG file.
 
     Other decoders of Pillow start programs, such as Ghostscript, or have had more errors.
 
     Pillow itself cuts gray values of 16 bits off at 255, so nearly all pixels would be white.
+
+    Args:
+      content: the bytes of the file.
+      name: the file, for messages.
+
+    Raises:
+      UntrustedError: the image takes too much time.
     """
     from PIL import Image
 
     # Pillow only warns before it decodes an image of a gigabyte.
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-    image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
+    image = Image.open(_TimedBytes(content, name), formats=("PNG", "JPEG"))
+    # A scan of a JPEG may have only a few bytes, but for each of them the decoder visits all pixels.
+    scans = 1 if image.format == "PNG" else content.count(b"\xff\xda")
+    if scans * image.width * image.height > _SPEED * file_limits().seconds:
+        raise _too_slow(f"{name}, with {scans} scans of {image.width} x {image.height} pixels,")
     if image.mode == "I" or image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image
@@ -649,9 +701,10 @@ class _Records:
         return len(self.source)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        with readable_file(f"record {i} of tensorflow-datasets", "prepare the dataset again"):
+        name = f"record {i} of tensorflow-datasets"
+        with readable_file(name, "prepare the dataset again"):
             record = self.source[i]
-            image = _opened(record[self.image])
+            image = _opened(record[self.image], name)
             image.load()
             return image, int(record[self.label])
 

@@ -255,8 +255,11 @@ def _matched_entries(pattern: Path, formats: Formats) -> Iterator[tuple[Path, st
     for found in matching_paths(pattern):
         if walked is not None and found.is_relative_to(walked):
             continue
+        below = [above for above in found.parents if above.is_relative_to(root)][:-1]
         if any(part.startswith(".") for part in found.relative_to(root).parts):
             yield found, "hidden"
+        elif any(above.is_symlink() for above in below):
+            yield found, "symlinked folder"
         elif found.is_file():
             yield found, _unread(found, root, formats, pattern.suffix)
         elif found.is_symlink() or not found.is_dir():
