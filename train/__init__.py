@@ -18,6 +18,11 @@ NEEDS = (
 
 _COMMAND = sys.argv[:1] == ["-m"]  # `python -m train.X`, and not an import by a program
 if _COMMAND:
+    import signal
+
+    # Until `prepare_command`, Ctrl-C ends the process as other programs, without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from train.common import endings
 
     endings.prepare_command()
