@@ -183,6 +183,7 @@ def segment_positions(segments_BT: jax.Array) -> jax.Array:
 
 
 def attention_by_xla(q_BTHK, k_BSGK, v_BSGK, seen_BHTS, form: ScoreForm = PLAIN):
+    """Return `attention` by XLA's products, for the keys that each query sees."""
     dtype = q_BTHK.dtype
     head_dim = q_BTHK.shape[-1]
     if dtype != jnp.float64 and not form.cap and form.sinks_H is None:

@@ -70,6 +70,7 @@ def observe_layers(
 
 
 def widen_dtype(x: jax.Array) -> jax.Array:
+    """Return ``x`` in float32 or better."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

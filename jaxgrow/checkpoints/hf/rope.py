@@ -99,6 +99,7 @@ def check_whole_heads(hf_config: Json, *ropes: Json) -> None:
 
 
 def rope_type_of(rope: Json) -> str:
+    """Return the kind of scaling that the settings of rotary embeddings name."""
     return rope.get("rope_type", rope.get("type", "default"))
 
 
