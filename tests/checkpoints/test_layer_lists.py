@@ -34,23 +34,27 @@ def test_a_list_of_another_length_names_the_key_both_numbers_and_the_way_out(
 ):
     folder = published(tmp_path / "a", architecture)
     change(folder, **{key: value})
-    commands = (
-        ("inspect", folder),
+    error = refused(capsys, "inspect", folder)
+    assert f"{key} has {len(value)} entries, but num_hidden_layers is 4" in error
+    assert "Write one entry for each layer, or correct num_hidden_layers" in error
+    change(folder, **{key: value[:4] if value else [FULL] * 4})
+    if isinstance((value or [""])[0], str):  # the way out
+        called(capsys, "inspect", folder)
+
+
+def test_every_command_refuses_a_list_of_another_length(tmp_path, capsys):
+    folder = published(tmp_path / "a", "Qwen3ForCausalLM", layer_types=[FULL] * 4)
+    change(folder, layer_types=[FULL] * 6)
+    for command in (
         ("convert", folder, tmp_path / "b", "--dtype", "bfloat16"),
         ("report", folder, folder),
         ("suggest", folder, "--to", "2x"),
         ("grow", folder, tmp_path / "b", "--method", "llama_pro", "--layers", 6),
         ("coalesce", folder, tmp_path / "b", "--layers", "0+1,2+3"),
         ("interpolate", folder, folder, tmp_path / "b", "--alpha", 0.5),
-    )
-    for command in commands:
-        error = refused(capsys, *command)
-        assert f"{key} has {len(value)} entries, but num_hidden_layers is 4" in error
-        assert "Write one entry for each layer, or correct num_hidden_layers" in error
+    ):
+        assert "layer_types has 6 entries, but num" in refused(capsys, *command), command
     assert not (tmp_path / "b").exists()
-    change(folder, **{key: value[:4] if value else [FULL] * 4})
-    if isinstance((value or [""])[0], str):  # the way out
-        called(capsys, "inspect", folder)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM"])

@@ -13,12 +13,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tiny
 from checkpoints import CONFIG, change, saved
+from random_changes import changed
 
 import jaxgrow.extras.preservation
 from jaxgrow import checkpoints
@@ -54,74 +54,11 @@ def refused(capsys, *arguments: object, status: int = 1) -> str:
 
 # --- mutations ---
 
-NUMBERS = [-1, 0, 1, 3, 2**31 - 1, 2**31, 2**63, 10**20, 10**400, -0.5, 1e-300, 1e300, True]
-VALUES = [
-    None,
-    "",
-    "x",
-    "\x1b[2J\n",
-    "\ud800",
-    [],
-    {},
-    [[]],
-    {"a": {}},
-    ["GPT2LMHeadModel"] * 2,
-    *NUMBERS,
-]
-BARE = [
-    b"NaN",
-    b"Infinity",
-    b"-Infinity",
-    b"1e999",
-    b"[" * 3000,
-    b'{"a":' * 600 + b"1" + b"}" * 600,
-    b"9" * 5000,
-    b"\0",
-]
 
-
-def of_bytes(rng: random.Random, content: bytes) -> bytes:
-    """Exchange, remove, insert or repeat bytes, or cut off the end."""
-    out = bytearray(content)
-    for _ in range(rng.choice([1, 1, 2, 8])):
-        at, size = rng.randrange(len(out) + 1), rng.choice([0, 1, 1, 4, 100])
-        new = rng.choice(
-            [b"", rng.randbytes(size), bytes(out[at : at + size]) * 2, rng.choice(BARE)]
-        )
-        out[at : at + size] = new
-    return bytes(out[: rng.randrange(len(out) + 1)] if rng.random() < 0.1 else out)
-
-
-def of_json(rng: random.Random, content: bytes) -> bytes:
-    """Exchange, remove or move a value, or write text that is not JSON."""
-    tree = json.loads(content)
-    places = list(_places(tree))
+def several(rng: random.Random, content: bytes) -> bytes:
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        holder, key = rng.choice(places)
-        other, name = rng.choice(places)
-        new = rng.choice([rng.choice(VALUES), rng.choice(NUMBERS), other.get(name), "<bare>"])
-        if rng.random() < 0.1:
-            holder.pop(key, None)
-        else:
-            holder[key if rng.random() < 0.9 else str(name)] = new
-    try:
-        text = json.dumps(tree).encode()
-    except ValueError:  # the tree contains itself now
-        return content
-    return text.replace(b'"<bare>"', rng.choice(BARE))
-
-
-def _places(tree: Any):
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        yield tree, key
-        yield from _places(value)
-
-
-def of_header(rng: random.Random, content: bytes) -> bytes:
-    length = int.from_bytes(content[:8], "little")
-    head = of_json(rng, content[8 : 8 + length])
-    head += b" " * (-len(head) % 8)
-    return len(head).to_bytes(8, "little") + head + content[8 + length :]
+        content = changed(content, rng)
+    return content
 
 
 def of_numpy(rng: random.Random, content: bytes) -> bytes:
@@ -143,7 +80,7 @@ def of_numpy(rng: random.Random, content: bytes) -> bytes:
     new = content.replace(b"(10,)", shape.encode(), rng.randrange(2)).replace(
         b"<u2", dtype.encode(), rng.randrange(2)
     )
-    return new if rng.random() < 0.7 else of_bytes(rng, new)
+    return new if rng.random() < 0.7 else several(rng, new)
 
 
 def opened(folder: Path, out: Path) -> list[str]:
@@ -181,13 +118,13 @@ def numpy(folder: Path) -> Path:
     return folder
 
 
-# How the data are made, the damaged file, the kinds of damage, and the commands that read it.
+# How the data are made, the damaged file, the damage, and the commands that read it.
 CASES = {
-    "header": (saved, "model.safetensors", (of_header, of_bytes), (opened, grown)),
-    "index": (sharded, "model.safetensors.index.json", (of_json, of_bytes), (opened,)),
-    "config": (saved, "config.json", (of_json, of_bytes), (opened, grown, replaced)),
-    "record": (orbax, "jaxgrow.json", (of_json, of_bytes), (opened, grown, replaced)),
-    "numpy": (numpy, "ids.npy", (of_numpy, of_bytes), (compared,)),
+    "header": (saved, "model.safetensors", several, (opened, grown)),
+    "index": (sharded, "model.safetensors.index.json", several, (opened,)),
+    "config": (saved, "config.json", several, (opened, grown, replaced)),
+    "record": (orbax, "jaxgrow.json", several, (opened, grown, replaced)),
+    "numpy": (numpy, "ids.npy", of_numpy, (compared,)),
 }
 
 
@@ -195,7 +132,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, case, count):
     """The long run has 10,200 mutations: ``pytest -m slow tests/checkpoints/test_mutations.py``."""
-    make, name, ways, commands = CASES[case]
+    make, name, damage, commands = CASES[case]
     saved(tmp_path / "whole")
     make(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "kept")
@@ -209,7 +146,7 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
     before, seen = peak(), sorted(os.listdir(tmp_path))
     for seed in range(count):
         rng = random.Random(f"{case} {seed}")
-        file.write_bytes(rng.choice(ways)(rng, whole))
+        file.write_bytes(damage(rng, whole))
         command = commands[seed % len(commands)]
         capsys.readouterr()
         status = main(command(tmp_path / "a", tmp_path / "b"))

@@ -328,11 +328,6 @@ Q = "model.layers.0.self_attn.q_proj."
 LORA = f"{Q}lora_A.weight"
 # For each row: what is wrong, its message, and what the message says.
 WAYS_OUT = {
-    "entries": (
-        lambda f: change(f, layer_types=["full_attention"] * 6),
-        "Write one entry for each layer",
-        lambda f: change(f, layer_types=["full_attention"] * 4),
-    ),
     "layers": (
         lambda f: change(f, layer_types=["full_attention"] * 4, num_hidden_layers=3),
         "or correct num_hidden_layers",
@@ -343,35 +338,10 @@ WAYS_OUT = {
         "so the last layer is 3. Write the indices of layers of this model",
         lambda f: change(f, full_attention_layers=[0, 3]),
     ),
-    "synonyms": (
-        lambda f: change(f, num_layers=8),
-        "num_hidden_layers is 4, but num_layers is 8",
-        lambda f: change(f, num_layers=4),
-    ),
-    "number of layers": (
-        lambda f: change(f, num_hidden_layers=6),
-        "Set num_hidden_layers to 4",
-        lambda f: change(f, num_hidden_layers=4),
-    ),
-    "no values": (
-        lambda f: store(f, stored(f) | {Q + "weight": np.zeros(0, np.float32)}),
-        f"these tensors have no values: {Q}weight. DeepSpeed",
-        lambda f: store(f, stored(f) | {Q + "weight": np.ones((16, 16), np.float32)}),
-    ),
-    "not merged": (
-        lambda f: store(f, stored(f) | {LORA: np.zeros((2, 16), np.float32)}),
-        "Merge it with PEFT (merge_and_unload)",
-        lambda f: without(f, LORA),
-    ),
     "quantised in place": (
         lambda f: change(f, quantization={"bits": 4}),
         "config.json has quantization",
         lambda f: change(f, quantization=None),
-    ),
-    "scales": (
-        lambda f: store(f, stored(f) | {Q + "input_scale": np.ones((), np.float32)}),
-        "Give the folder of the model before it was quantised",
-        lambda f: without(f, Q + "input_scale"),
     ),
     "another name": (
         lambda f: change(f, architectures=["LamaForCausalLM"]),

@@ -88,7 +88,9 @@ pretrain.main()
 """
 
 
-@pytest.mark.parametrize("where", ["log", "recorder", "checkpoint"])
+@pytest.mark.parametrize(
+    "where", ["log", "checkpoint", pytest.param("recorder", marks=pytest.mark.slow)]
+)
 def test_after_a_kill_the_same_command_resumes(tmp_path, whole_run, where):
     config = runs.script(tmp_path, whole_run[0])
     given = [config, "--workdir", str(tmp_path / "new"), "--from", f"{whole_run[1]}@4"]

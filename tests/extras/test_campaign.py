@@ -24,7 +24,7 @@ from train.plan.methods import GrowTo, TrainStage
 from train.store import intact
 
 ROOT = Path(__file__).parents[2]
-TIMES = int(os.environ.get("JAXGROW_KILLS", "48"))
+TIMES = int(os.environ.get("JAXGROW_KILLS", "16"))
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 # For each phase of a run: a number that becomes larger when the phase begins.
 PHASES: dict[str, Callable[[Path], float]] = {

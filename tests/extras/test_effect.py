@@ -161,7 +161,14 @@ def computed(config: Config) -> str:
     return f"{shapes}{program}{[*map(str, map(np.asarray, program.consts))]}{config.cost(config.length)}"
 
 
-@pytest.mark.parametrize(("family", "choice"), CHOICES, ids=lambda x: str(x)[:40])
+FAST = [(name, {}) for name in ("GPT2Config", "LlamaConfig", "BERTConfig", "ViTConfig")]
+
+
+@pytest.mark.parametrize(
+    ("family", "choice"),
+    [pytest.param(*c, marks=[pytest.mark.slow] * (c not in FAST)) for c in CHOICES],
+    ids=lambda x: str(x)[:40],
+)
 def test_each_field_of_a_model(family, choice):
     base = Config.families[family](**TINY | SIZES[family] | choice)
     values = {
@@ -194,8 +201,6 @@ def optimized(optim: Optim) -> str:
     if unused(runs_with(optim=optim), plan=runs_with(optim=optim).plan, given=given):
         raise ValueError("refused")
     rates = [learning_rate(optim, 20, step) for step in range(20)]
-    params = {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}
-    axes = {"kernel": ("layers.in", "embed.out"), "bias": ("embed",)}
     axes = runs.MODEL.axes()
     params = jax.eval_shape(runs.MODEL.init, jax.random.key(0))
     tx = transformation(optim, axes)

@@ -25,7 +25,6 @@ from jaxgrow.models import Adapter, ViTConfig
 from jaxgrow.models.patches import resized_positions
 from train import finetune as command
 from train.common.errors import UserError
-from train.extras import model_card
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.images.images import Images
 from train.extras.labelled import glue
@@ -303,11 +302,6 @@ def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_
     assert "* accuracy" not in said
     assert '\nbase_model: "gpt2"\n---\n' in said
     assert str(home) not in said and str(tmp_path) not in said and "/tmp" not in said
-
-
-def test_the_source_in_a_model_card_is_the_one_of_the_seed():
-    about = {"method": {"Growing": {"source": "runs/small-seed{seed}"}}, "seed": 3}
-    assert model_card._base(about) == 'base_model: "small-seed3"\n'
 
 
 def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_path):

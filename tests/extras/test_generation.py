@@ -23,7 +23,6 @@ from jaxgrow.extras.models.generation import (
     draw_tokens,
     generate,
     least_logits,
-    penalize_repeats,
 )
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 
@@ -233,14 +232,6 @@ def test_longrope_reads_a_text_by_its_own_length():
         assert found == tokens[len(prompt) :]
 
 
-def test_longrope_text_ending_in_original_context_stays_ended():
-    config = FAMILIES["phi3"]
-    [plain] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20))
-    end = plain[3]
-    [found] = lists(generate(config, params(config), [[5, 4, 3, 2, 1]], max_new=20, end=end))
-    assert found == plain[: plain.index(end) + 1]
-
-
 def test_equal_prompts_get_other_draws_and_so_do_other_seeds():
     draws = [
         generate(GPT, params(GPT), [[1], [1]], max_new=16, seed=seed, **DRAWS) for seed in (0, 0, 1)
@@ -318,21 +309,6 @@ def test_a_penalty_counts_no_padding_and_no_other_prompt():
     assert lists(generate(GPT, params(GPT), [[1, 2, 3]], **settings)) == together[:1]
 
 
-@pytest.mark.interop
-def test_a_penalty_is_that_of_transformers():
-    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    logits_BV = 3 * np.random.default_rng(0).normal(size=(4, 50))
-    prompts = np.random.default_rng(1).integers(0, 50, (4, 20))
-    seen_BV = np.zeros(logits_BV.shape, bool)
-    seen_BV[np.arange(4)[:, None], prompts] = True
-    theirs = hf.RepetitionPenaltyLogitsProcessor(1.3)(
-        torch.from_numpy(prompts), torch.from_numpy(logits_BV)
-    )
-    np.testing.assert_allclose(
-        penalize_repeats(logits_BV, seen_BV, 1.3), theirs.numpy(), rtol=1e-12
-    )
-
-
 def test_what_has_the_same_shape_is_compiled_once():
     count = generation._generated._cache_size
     generate(GPT, params(GPT), [[1, 2], [3]], max_new=9, seed=0, **DRAWS)
@@ -345,13 +321,6 @@ def test_what_has_the_same_shape_is_compiled_once():
 
 
 # --- sampling ---
-
-
-@pytest.mark.parametrize("limit", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-6}], ids=str)
-def test_the_strictest_draws_are_the_likeliest_tokens(limit):
-    settings = {"temperature": 1.0, "top_k": 11, "top_p": 1.0} | limit
-    plain = lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9))
-    assert lists(generate(GPT, params(GPT), PROMPTS[:2], max_new=9, seed=5, **settings)) == plain
 
 
 def written_down(logits, temperature, top_k=None, top_p=None):
@@ -421,18 +390,6 @@ def test_tokens_as_likely_as_the_last_one_are_left_with_it():
         == left(logits_BV, top_p=0.7).tolist()
         == [[True, True, True, False]]
     )
-
-
-@pytest.mark.interop
-def test_limits_are_those_of_transformers():
-    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    logits_BV = 3 * np.random.default_rng(0).normal(size=(20, 50))
-    theirs = torch.from_numpy(logits_BV)
-    for warper in (hf.TopKLogitsWarper(9), hf.TopPLogitsWarper(0.8)):
-        theirs = warper(None, theirs)
-    np.testing.assert_array_equal(left(logits_BV, top_k=9, top_p=0.8), np.isfinite(theirs.numpy()))
-    theirs = np.isfinite(hf.MinPLogitsWarper(0.07)(None, theirs).numpy())
-    np.testing.assert_array_equal(left(logits_BV, top_k=9, top_p=0.8, min_p=0.07), theirs)
 
 
 @pytest.mark.parametrize("min_p", [0.01, 0.3, 1.0])

@@ -302,17 +302,6 @@ def test_a_group_may_have_groups(home, own):
     assert found["acc"] == pytest.approx(sum(scores) / 2)
 
 
-@pytest.mark.slow  # 67 tasks
-def test_a_group_has_the_scores_of_its_parts(home, tmp_path):
-    manager = pytest.importorskip("lm_eval.tasks").TaskManager()
-    names = [name for name in manager.all_subtasks if name.startswith("blimp_")]
-    for name in names:
-        lines(tmp_path / f"{name.removeprefix('blimp_')}.jsonl", PAIRS[:3])
-    [found] = Benchmarks(tmp_path).run(open_text_model(home / "model"), ["blimp"]).values()
-    scores = [part["acc"] for part in found["by"].values()]
-    assert len(scores) == 67 and found["acc"] == pytest.approx(sum(scores) / 67)
-
-
 def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
     config = BERTConfig(**SIZES)
     orbax.export_model(tmp_path / "bert", config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))

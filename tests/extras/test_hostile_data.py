@@ -14,6 +14,7 @@ import tarfile
 import time
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_patched_offsets_of_arrow_are_an_error(tmp_path, offset):
                 use()
 
 
-@pytest.mark.parametrize("sparser", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sparser", [10, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_changed_byte_of_arrow_never_ends_the_process(tmp_path, sparser):
     file = saved(tmp_path / "d") / "data-0.arrow"
     content = file.read_bytes()
@@ -98,7 +99,7 @@ def bomb(path: Path, texts: list[str], **how) -> Path:
 
 @pytest.mark.parametrize("repeated", [1 << 19, 60 << 20], ids=["dictionary", "pages"])
 def test_a_small_parquet_with_gigabytes_of_text_is_refused(tmp_path, repeated):
-    count = (600 << 20) // repeated
+    count = (240 << 20) // repeated
     path = bomb(tmp_path / "bomb.parquet", ["x" * repeated] * count)
     assert path.stat().st_size < 200_000
     with using_limits(bytes=100 << 20):
@@ -131,8 +132,7 @@ def test_the_sizes_that_a_parquet_declares_are_not_believed(tmp_path):
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_compressed_arrow_is_refused_before_it_is_decompressed(tmp_path, codec):
     path = saved(tmp_path / "d") / "data-0.arrow"
-    count = 300 if codec == "zstd" else 120
-    rows = pa.table({"text": ["x" * (1 << 20)] * count, "label": ["a"] * count})
+    rows = pa.table({"text": ["x" * (1 << 20)] * 120, "label": ["a"] * 120})
     how = pa.ipc.IpcWriteOptions(compression=codec)
     for dictionary in (False, True):
         if dictionary:
@@ -186,8 +186,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_memory_does_not_grow_with_a_line(tmp_path, suffix):
     path = tmp_path / f"line{suffix}"
     head = {".jsonl": b'{"text": "', ".csv": b"text\n", ".txt": b""}[suffix[: suffix.rindex(".")]]
-    compress = {".gz": gzip.open, ".xz": lzma.open}[path.suffix]
-    with compress(path, "wb") as file:
+    fastest = partial(lzma.open, preset=0)
+    with {".gz": gzip.open, ".xz": fastest}[path.suffix](path, "wb") as file:
         file.write(head)
         for _ in range(300):
             file.write(b"a" * (1 << 20))

@@ -23,8 +23,6 @@ from train.extras.images import pixels
 from train.extras.images.augment import DEIT, Augment
 from train.extras.images.images import Images, read_images
 
-MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
-
 
 @pytest.fixture
 def data(tmp_path):

@@ -70,15 +70,6 @@ def test_any_flax_model_drops_layers_and_their_gradients(stranger):
     assert "cond" in str(jax.make_jaxpr(jax.grad(loss))(params, gate))
 
 
-def test_a_strangers_model_with_every_layer_kept_is_itself(stranger):
-    params, x = stranger
-    ones = np.ones(3, np.float32)
-    expected = jax.jit(lambda p: Loop().apply({"params": p}, x))(params)
-    np.testing.assert_array_equal(
-        jax.jit(lambda p: dropped(p, x, ones > 0, ones))(params), expected
-    )
-
-
 def test_kept_layers_draw_the_dropout_of_the_full_model(stranger):
     """Check the dropout of kept layers, including layers next to dropped layers.
 

@@ -15,13 +15,12 @@ import tiny
 from checkpoints import saved
 from growths import OPERATORS
 
-from jaxgrow import AxisMap, operators, sizes
+from jaxgrow import AxisMap, sizes
 from jaxgrow.cli.program import main
 from jaxgrow.extras import plot
-from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.growth.maps import Rule, Rules, identity, select, tile
 from jaxgrow.growth.matrices import SparseMap, dense, is_identity
-from jaxgrow.models import Config, GPT2Config, LlamaConfig
+from jaxgrow.models import GPT2Config
 from jaxgrow.operators import ligo
 from train import show as plans
 from train.common.errors import exits_cleanly
@@ -123,23 +122,6 @@ def test_rules_are_numbered_listed_and_told_by_their_terms():
         "mlp 9 → 18; write; rule 1",
         "mlp 9 → 18; read; rule 1",
     ]
-
-
-@pytest.mark.parametrize(
-    ("config", "target", "expected"),
-    [
-        (LlamaConfig(vocab=11, context=6, layers=2, embed=8, heads=4, kv_heads=2, head_dim=2, mlp=12),
-         {"heads": 8, "kv_heads": 4}, ["heads 4 → 8; write", "heads 4 → 8; read", "kv_heads 2 → 4; write"]),
-        (SwinConfig(layers=(2, 2), embed=(8, 12), heads=(4, 2), head_dim=2, mlp=(12, 16), image=8, patch=1, channels=1,
-                    classes=3, window=3, position_mlp=3),
-         {"mlp.1": 32}, ["mlp.1 16 → 32; write", "mlp.1 16 → 32; read"]),
-    ],
-    ids=["grouped queries", "stages"],
-)  # fmt: skip
-def test_axes_of_others_are_drawn_by_their_names(config: Config, target, expected):
-    shapes, axes = jax.eval_shape(config.init, jax.random.key(0)), config.axes()
-    growth = operators.hypercloning(sizes(shapes, axes), target)
-    assert titles(plot.growth_panels(growth, shapes, axes)) == expected
 
 
 def test_learned_maps_over_two_axes_are_drawn():
@@ -261,32 +243,6 @@ def test_show_draws_what_grow_does_and_writes_nothing_else(folder, tmp_path, cap
     assert main(["show", str(folder), *asked, "--out", str(tmp_path / "maps.svg"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["sizes"]["mlp"] == 30 and said["arguments"]["seed"] == 3 and not said["keeps"]
-
-
-def test_show_draws_the_seed_that_is_asked_for(folder, tmp_path, figures):
-    for seed in (3, 4, 3):
-        main(
-            [
-                "show",
-                str(folder),
-                "--method",
-                "net2net",
-                "--mlp",
-                "30",
-                "--seed",
-                str(seed),
-                "--out",
-                "x.png",
-            ]
-        )
-    drawn = [
-        [np.asarray(place.images[0].get_array()) for place in placed(figure)] for figure in figures
-    ]
-    m = operators.net2net({"layers": 4, "embed": 12, "heads": 4, "mlp": 20}, {"mlp": 30}, 3)["mlp"]
-    for array, matrix in zip(drawn[0], (m.write, m.read), strict=True):
-        np.testing.assert_array_equal(array, dense(matrix))
-    assert all(np.array_equal(a, b) for a, b in zip(drawn[0], drawn[2], strict=True))
-    assert not np.array_equal(drawn[0][0], drawn[1][0])
 
 
 @pytest.mark.parametrize(

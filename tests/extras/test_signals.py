@@ -14,23 +14,32 @@ from handlers import ROOT, ended_process, started_process
 
 from train import pretrain
 
+STATUS = {signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}
+LATER = dict(zip(STATUS, (0.0, 0.2, 1.0), strict=True))
 
-@pytest.mark.parametrize("later", [0.0, 0.2, 1.0])
-def test_a_signal_during_the_imports_of_a_command(tmp_path, later):
+
+@pytest.mark.parametrize(
+    ("number", "later"),
+    [
+        pytest.param(number, later, marks=[pytest.mark.slow] * (LATER[number] != later))
+        for number in STATUS
+        for later in LATER.values()
+    ],
+)
+def test_a_signal_during_the_imports_of_a_command(tmp_path, number, later):
     """The first import takes place after the handlers are installed."""
     command = [sys.executable, "-m", "train.pretrain", str(ROOT / "configs/demo.py:muon"), "--show"]
-    for number, expected in {signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}.items():
-        process = started_process(command, tmp_path, stdout=subprocess.DEVNULL)
-        where = Path(f"/proc/{process.pid}/status")
-        # Python itself handles SIGINT earlier, so the test waits for SIGTERM, which comes with it.
-        bit = 1 << ((signal.SIGTERM if number == signal.SIGINT else number) - 1)
-        while not bit & int(re.search(r"SigCgt:\s*(\w+)", where.read_text())[1], 16):
-            assert process.poll() is None
-            time.sleep(0.001)
-        time.sleep(later)
-        process.send_signal(number)
-        status, line = ended_process(process)
-        assert status == expected and line.startswith("stopped by "), line
+    process = started_process(command, tmp_path, stdout=subprocess.DEVNULL)
+    where = Path(f"/proc/{process.pid}/status")
+    # Python itself handles SIGINT earlier, so the test waits for SIGTERM, which comes with it.
+    bit = 1 << ((signal.SIGTERM if number == signal.SIGINT else number) - 1)
+    while not bit & int(re.search(r"SigCgt:\s*(\w+)", where.read_text())[1], 16):
+        assert process.poll() is None
+        time.sleep(0.001)
+    time.sleep(later)
+    process.send_signal(number)
+    status, line = ended_process(process)
+    assert status == STATUS[number] and line.startswith("stopped by "), line
 
 
 @pytest.mark.parametrize("what", ["stdout", "stderr"])

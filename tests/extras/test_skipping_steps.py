@@ -25,11 +25,11 @@ def test_without_bad_steps_nothing_changes(tmp_path):
     chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(tmp_path / "plain"))
 
 
-@pytest.mark.parametrize("value, entry", [(np.inf, False), (-np.inf, True), (np.nan, True)])
-def test_one_entry_that_is_not_finite_is_enough(tmp_path, poisoned, value, entry):
-    poisoned(2, value=value, entry=entry)
-    result = pretrain.run_experiment(experiment(tmp_path, steps=2), tmp_path / "run")
-    assert result["phases"][0]["skipped"] == 1
+def test_one_entry_that_is_not_finite_is_enough(tmp_path, poisoned):
+    for step, value, entry in ((2, np.inf, False), (4, -np.inf, True), (6, np.nan, True)):
+        poisoned(step, value=value, entry=entry)
+    result = pretrain.run_experiment(experiment(tmp_path), tmp_path / "run")
+    assert result["phases"][0]["skipped"] == 3
 
 
 def test_a_resumed_run_counts_on(tmp_path, poisoned):
@@ -47,7 +47,7 @@ def test_a_resumed_run_counts_on(tmp_path, poisoned):
 def test_every_way_of_running_skips_the_same_steps(tmp_path, poisoned):
     poisoned(*BAD)
     pretrain.run_experiment(experiment(tmp_path), tmp_path / "one")
-    ways = {"parallel": "pmap"}, {"accumulate": 2}, {"mesh": Mesh(fsdp=2), "accumulate": 2}
+    ways = {"parallel": "pmap"}, {"mesh": Mesh(fsdp=2), "accumulate": 2}
     for i, changes in enumerate(ways):
         pretrain.run_experiment(experiment(tmp_path, **changes), tmp_path / str(i))
         runs.assert_close(tmp_path / "one", tmp_path / str(i))

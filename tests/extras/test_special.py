@@ -98,27 +98,11 @@ PUBLISHED = {
     "llama 2": Published(
         ("<unk>", "<s>", "</s>"), LLAMA2, {"eos_token_id": "</s>"}, "<s>", pieces=True
     ),
-    "llama 3": Published(
-        LLAMA3_TOKENS,
-        {**LLAMA3, "eos_token": "<|end_of_text|>"},
-        {"eos_token_id": "<|end_of_text|>"},
-        LLAMA3_TOKENS[0],
-    ),
     "llama 3 instruct": Published(
         LLAMA3_TOKENS,
         {**LLAMA3, "eos_token": "<|eot_id|>"},
         {"eos_token_id": [*LLAMA3_TOKENS[1:]]},
         LLAMA3_TOKENS[0],
-    ),
-    "mistral instruct": Published(
-        ("<unk>", "<s>", "</s>", "[INST]", "[/INST]"),
-        LLAMA2,
-        {"eos_token_id": "</s>"},
-        "<s>",
-        pieces=True,
-    ),
-    "qwen 2.5": Published(
-        QWEN_TOKENS, {**QWEN, "eos_token": "<|endoftext|>"}, {"eos_token_id": "<|endoftext|>"}
     ),
     "qwen 2.5 instruct": Published(
         QWEN_TOKENS,
@@ -336,7 +320,7 @@ def test_texts_of_an_encoder_are_marked_as_its_tokenizer_marks_them(adds, tmp_pa
 
 
 def test_without_other_files_the_names_of_tokens_decide(tmp_path):
-    tokenizer = made(PUBLISHED["llama 3"])
+    tokenizer = made(PUBLISHED["llama 3 instruct"])
     special = special_tokens(tokenizer, None)
     ids = [tokenizer.token_to_id(name) for name in LLAMA3_TOKENS]
     assert (special.begin, special.end, special.ends) == (ids[0], ids[1], (ids[1],))
@@ -484,14 +468,3 @@ def test_a_chat_is_that_of_transformers(tmp_path):
             messages, tokenize=False, add_generation_prompt=True
         )
         assert render_chat(open_text_model(folder).special, messages) == theirs
-
-
-def test_bert_is_left_as_it_was(tmp_path):
-    config = BERTConfig(vocab=256, context=16, layers=1, embed=8, heads=1, head_dim=8, mlp=8)
-    save(tmp_path / "bert", config, runs.fresh(config))
-    tokenizers.load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
-    assert (
-        open_text_model(tmp_path / "bert").special.begin
-        == open_text_model(tmp_path / "bert").special.end
-        == 0
-    )

@@ -45,23 +45,6 @@ def trainer(folder: Path, *options) -> tuple:
 # --- names ---
 
 
-@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["grow", "dry run"])
-@pytest.mark.parametrize("name", ["../documents", "{}/documents", "model/../../documents"])
-def test_an_array_whose_name_leads_out_deletes_nothing(tmp_path, capsys, name, dry):
-    valid.easydel("tensorstore_index.json")(tmp_path)
-    documents = tmp_path / "documents"
-    documents.mkdir()
-    (documents / "letter.txt").write_text("Dear")
-    index = tmp_path / "run" / "tensorstore_index.json"
-    content = json.loads(index.read_text())
-    content["prefixes"]["all"][0]["path"] = name.format(tmp_path)
-    index.write_text(json.dumps(content))
-    error = failed(capsys, *trainer(tmp_path / "run", *dry))
-    assert "is not the name of a file in this folder" in error
-    assert [path.name for path in documents.iterdir()] == ["letter.txt"]
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("other", ["model/lm_head/kernel", "model/lm_head"])
 def test_arrays_that_would_be_written_over_each_other_are_an_error(tmp_path, capsys, other):
     valid.easydel("tensorstore_index.json")(tmp_path)
@@ -223,13 +206,6 @@ def test_links_beside_a_run_are_not_followed(tmp_path, capsys):
     assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
 
 
-def test_a_chunk_that_is_a_link_out_of_the_folder_is_an_error(tmp_path, capsys):
-    chunk = valid.easydel("model/lm_head/kernel/0.0")(tmp_path)
-    chunk.rename(tmp_path / "secret")
-    chunk.symlink_to(tmp_path / "secret")
-    assert "outside the folder" in failed(capsys, *trainer(tmp_path / "run"))
-
-
 def modes(folder: Path) -> dict[str, str]:
     every = [folder, *folder.rglob("*")]
     return {p.name: f"{stat.S_IMODE(p.stat().st_mode):o}" for p in every}
@@ -295,17 +271,6 @@ class Exploit:
 
     def __reduce__(self):
         return os.mkdir, (str(self.mark),)
-
-
-@pytest.mark.interop
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_looking_at_a_folder_of_pytorch_runs_no_code(tmp_path, capsys):
-    pytest.importorskip("torch")
-    metadata = valid.titan(".metadata")(tmp_path)
-    metadata.write_bytes(pickle.dumps(Exploit(tmp_path / "mark")))
-    for command in (("inspect", tmp_path / "run"), trainer(tmp_path / "run")):
-        assert "which is no part of the metadata of PyTorch" in failed(capsys, *command)
-    assert not (tmp_path / "mark").exists()
 
 
 def doubled(levels: int) -> tuple:

@@ -1,7 +1,6 @@
 """The files of a run of a stranger may have wrong types, which are one line that names the file."""
 
 import json
-import os
 import re
 
 import entrances_runs as valid
@@ -14,7 +13,6 @@ from orbax.checkpoint import v1 as ocp
 from PIL import Image
 
 from jaxgrow.checkpoints.io.checksums import seal
-from jaxgrow.untrusted import UntrustedError
 from train import predict, scaling, show
 from train.common.errors import UserError
 from train.extras.evaluation import published
@@ -155,19 +153,3 @@ def test_a_copied_dataset_has_no_images_that_are_decoded(tmp_path, monkeypatch, 
         rows.cast_column("picture", datasets.Image()).to_parquet(copy / name)
     with pytest.raises(UserError, match=says):
         published.local_dataset("nyu-mll/blimp", None, "blimp_n", ["train"], tmp_path / "data")
-
-
-def test_a_pipe_in_place_of_labels_does_not_block(tmp_path):
-    file = valid._questions(tmp_path)
-    file.unlink()
-    os.mkfifo(file)
-    with pytest.raises(UserError, match="not a regular file"):
-        list(published._piqa(file.with_name("valid.jsonl")))
-
-
-def test_a_tokenizer_outside_is_not_copied_into_a_grown_model(tmp_path):
-    file = valid._model(tmp_path)
-    file.rename(tmp_path / "secret")
-    file.symlink_to(tmp_path / "secret")
-    with pytest.raises(UntrustedError, match="outside the folder"):
-        valid._applied(tmp_path)

@@ -374,13 +374,6 @@ def test_a_line_of_names_in_cola_is_explained(tmp_path):
         )
 
 
-def test_rows_of_a_table_say_where_they_are(tmp_path):
-    (tmp_path / "a.tsv").write_text(tsv(ROWS))
-    assert [row.where.rpartition(", ")[2] for row in table.file_rows(tmp_path / "a.tsv")] == [
-        f"line {n}" for n in (2, 3, 4, 5)
-    ]
-
-
 def test_labels_of_published_files_are_classes_of_the_task():
     rows = [table.Row("", {"sentence": "a", "label": label}) for label in ("1", "0", "", "x")]
     columns = glue.Columns(("sentence",), "label")

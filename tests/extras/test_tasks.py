@@ -368,12 +368,6 @@ def test_frames(tmp_path, tokenizers, model, tokenizer, frame):
         assert last != made.pad and set(inputs["tokens"][inputs["lengths"] :]) == {made.pad}
 
 
-def test_padding_of_bytes_is_in_no_text():
-    letters = [*range(0x800), 0xFFFF, 0x10000, 0x10FFFF, *range(0x800, 0xD800, 64)]
-    every = {byte for i in letters for byte in chr(i).encode()}
-    assert not every & {0xC0, 0xC1}
-
-
 def test_a_tokenizer_that_marks_no_texts_or_has_too_many_tokens(tmp_path, tokenizers):
     none, gpt2 = tokenizers["none"], tokenizers["gpt2"]
     for model, changes, message in (

@@ -435,20 +435,9 @@ TWICE = {"embed": 24, "heads": 8, "mlp": 40}
             "axis 'layers': solar turns 5 layers into 2 (5 - m) - blend layers, and 7 cannot be reached with blend 0 and any m",
         ),
         (solar, {"layers": 12}, "12 cannot be reached with blend 0 and any m"),
-        (
-            mslt,
-            {"layers": 11},
-            "axis 'layers': mslt can at most double the 5 layers, but 11 were requested; grow twice",
-        ),
-        (
-            lidas,
-            {"layers": 11},
-            "axis 'layers': lidas can at most double the 5 layers, but 11 were requested; grow twice",
-        ),
-        (
-            llama_pro,
-            {"layers": 11},
-            "axis 'layers': llama_pro can at most double the 5 layers, but 11 were requested; grow twice",
+        *(
+            (of, {"layers": 11}, f"{of.__name__} can at most double the 5 layers, but 11 were")
+            for of in (mslt, lidas, llama_pro)
         ),
     ],
 )

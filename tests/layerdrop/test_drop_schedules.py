@@ -416,15 +416,6 @@ def test_pld_is_a_special_case_of_allocation():
         )
 
 
-def test_without_differences_or_beta_dropping_is_uniform():
-    np.testing.assert_allclose(
-        allocated(np.full(6, 0.7), 0.5), budget(0.5, 6), rtol=0, atol=TOLERANCE
-    )
-    np.testing.assert_allclose(
-        allocated(np.arange(6.0), 0.5, beta=0.0), budget(0.5, 6), rtol=0, atol=TOLERANCE
-    )
-
-
 def test_block_and_allow_lists_by_hand():
     s = [0.1, 0.9, 0.5, 0.7, 0.3, 0.2]
 
@@ -528,15 +519,6 @@ def test_independent_masks_have_bernoulli_mean_and_variance():
     assert abs(drawn.sum(-1).mean() - P.sum()) < 4 * sigma
     assert drawn[:, [0, 5]].all()
     assert drawn.sum(-1).std() == pytest.approx(np.sqrt((P * (1 - P)).sum()), rel=0.1)
-
-
-def test_marginals_of_systematic_sampling_are_exact():
-    """Check the marginals by enumerating every u, without random sampling."""
-    p = np.round(P * GRID).astype(np.int64)
-    u = np.arange(1, GRID + 1)[:, None]
-    kept = masks.systematic(p, u)
-    np.testing.assert_array_equal(kept.sum(0), p)
-    assert set(kept.sum(-1)) == {int(P.sum()), int(P.sum()) + 1}
 
 
 def drawn_gates(p, draws):

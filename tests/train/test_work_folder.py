@@ -21,13 +21,11 @@ from jaxgrow.checkpoints.io.folders import lock_file
 from jaxgrow.untrusted import UntrustedError
 from train import pretrain
 from train.common import files
-from train.common.errors import UserError, explained_error
+from train.common.errors import UserError
 from train.common.files import write_arrays, write_record
-from train.extras.comparison_scores import kept_evaluations
 from train.extras.learned_maps import read_arrays
 from train.extras.tensorboard import TensorBoard
 from train.store.checkpoint import Checkpoints
-from train.store.recorder import Recorder
 from train.store.workdir import Workdir
 
 
@@ -94,38 +92,6 @@ def test_remains_of_killed_writes_are_deleted_and_nothing_else(run):
     with Workdir(run).alone():
         pass
     assert {p.name for p in run.iterdir()} == {*kept, ".b.0123456789abcdef.part", ".lock"}
-
-
-@pytest.mark.parametrize("name", ["config.json", "result.json", "scores.json", "evaluated.json"])
-def test_json_is_read_from_regular_files_only(run, secret, name):
-    def read():
-        workdir = Workdir(run)
-        (run / "config.json").exists()
-        if name == "evaluated.json":
-            return kept_evaluations(workdir)
-        return getattr(workdir, name.removesuffix(".json"))
-
-    (run / name).symlink_to(secret)
-    with pytest.raises(UserError, match=r"is a link to .*secret, outside the folder"):
-        read()
-    (run / name).unlink()
-    os.mkfifo(run / name)
-    with pytest.raises(UserError, match="is not a regular file"):
-        read()
-
-
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_the_log_is_a_regular_file(run, secret, kind):
-    log = run / "metrics.jsonl"
-    make = {"link": lambda: log.symlink_to(secret), "fifo": lambda: os.mkfifo(log)}
-    make.get(kind, log.mkdir)()
-    with pytest.raises((UntrustedError, OSError)) as error:
-        Recorder(run)
-    assert explained_error(error.value) is not None and "metrics.jsonl" in str(error.value)
-    write_record(run / "result.json", {"bytes": 0})
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        Workdir(run).lines()
-    assert secret.read_text() == "a private key"
 
 
 def test_arrays_do_not_claim_more_than_their_file_has(run):
