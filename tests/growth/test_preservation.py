@@ -1,8 +1,8 @@
 """Growths preserve or change the function and the gradients of a GPT-2 as the literature says.
 
-The cases are the preservation tables of the literature that concern a pre-LN decoder. Exact means
-1e-10 of the standard deviation of the logits, in float64 through two layers. A change that is not
-exact must be visible: above 1e-2.
+The cases are those of the preservation tables of the literature, for a pre-LN decoder, that
+`test_laws` does not measure. Exact means 1e-10 of the standard deviation of the logits, in float64
+through two layers. A change that is not exact must be visible: above 1e-2.
 """
 
 from functools import cache
@@ -26,17 +26,9 @@ from jaxgrow.operators import (
     aki,
     fpi,
     hypercloning,
-    interleave,
     lemon,
-    lidas,
     llama_pro,
-    midas,
-    mslt,
     net2net,
-    solar,
-    sparkling,
-    stack,
-    staged,
     zero_pad,
 )
 
@@ -51,38 +43,8 @@ EPS = tiny.config().eps
 either = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
 
-AGAIN = (  # rows that `test_laws` also covers
-    *(
-        "fpi, heads and mlp",
-        "hypercloning",
-        "staged",
-        "lemon, 1 tile and means",
-        "lemon, 2 tiles",
-        "llama_pro",
-    ),
-    *(
-        "zero_pad, heads and mlp",
-        "aki",
-        "sparkling",
-        "stack",
-        "interleave",
-        "mslt",
-        "midas",
-        "lidas",
-        "solar",
-    ),
-    "solar, blended",
-)
-
-
 def growths(table):
-    return pytest.mark.parametrize(
-        "growth",
-        [
-            pytest.param(g, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
-            for name, g in table.items()
-        ],
-    )
+    return pytest.mark.parametrize("growth", table.values(), ids=table)
 
 
 # --- maps that no operator builds ---
@@ -135,17 +97,10 @@ def padded(centred: bool) -> Rules:
 
 
 KEPT = {
-    "fpi, heads and mlp": fpi(OLD, {"heads": 5, "mlp": 13}, seed=1),
     "fpi, embed twice, all units equally often": {
         "embed": select([*range(6), 4, 0, 2, 5, 3, 1], 6)
     },
-    "hypercloning": hypercloning(OLD, TWICE),
-    "staged": staged(OLD, TWICE),
-    "lemon, 1 tile and means": lemon(OLD, RAGGED, seed=2),
     "lemon, 2 tiles and means": lemon(OLD, {**RAGGED, "embed": 15}, seed=3),
-    "lemon, 2 tiles": lemon(OLD, TWICE, seed=4),
-    "zero_pad, heads and mlp": zero_pad(OLD, {"heads": 5, "mlp": 13}),
-    "llama_pro": llama_pro(OLD, {"layers": 3}),
     "whole heads, one map": heads_of(SOURCES, SOURCES, SOURCES),
     "whole heads, as neurons": over_heads(blocks(select(SOURCES, HEADS), K)),
     "longer heads, queries scaled": longer_heads((8 / K) ** 0.5),
@@ -154,18 +109,9 @@ LOST = {
     "fpi, embed x 1.5": fpi(OLD, {"embed": 9}, seed=1),
     "fpi, embed twice, units unequally often": fpi(OLD, {"embed": 12}, seed=1),
     "net2net where lemon is exact": net2net(OLD, RAGGED, seed=2),
-    "aki": aki(OLD, RAGGED, seed=3),
     "aki, heads and mlp": aki(OLD, {"heads": 5, "mlp": 13}, seed=3),
-    "sparkling": sparkling(OLD, RAGGED),
     "zero_pad, embed": zero_pad(OLD, {"embed": 8}),
     "zero_pad, embed, norms scaled": padded(centred=False),
-    "stack": stack(OLD, {"layers": 4}),
-    "interleave": interleave(OLD, {"layers": 4}),
-    "mslt": mslt(OLD, {"layers": 3}),
-    "midas": midas(OLD, {"layers": 3}),
-    "lidas": lidas(OLD, {"layers": 3}),
-    "solar": solar(OLD, {"layers": 4}),
-    "solar, blended": solar(OLD, {"layers": 3}, blend=1),
     "whole heads, a map for queries, keys and values each": heads_of(
         SOURCES, [1, 2, 0, 2, 2], [2, 0, 1, 1, 0]
     ),
@@ -198,7 +144,7 @@ def test_zero_padding_is_exact_for_centred_untied_models_only():
 @either
 def test_lemon_needs_its_eps(tied):
     """The effect has the size of eps relative to the variances, which is 1e-5 here."""
-    assert tiny.change_of_logits(KEPT["lemon, 1 tile and means"], tied, eps=EPS) > 1e-8
+    assert tiny.change_of_logits(lemon(OLD, RAGGED, seed=2), tied, eps=EPS) > 1e-8
 
 
 @pytest.mark.parametrize("final_norm", [False, True])
@@ -347,7 +293,7 @@ def test_twins_have_equal_gradients_until_noise_is_added():
         ("hypercloning 3", 0, True),
         pytest.param("fpi, heads and mlp", 3, False, marks=pytest.mark.slow),
         pytest.param("hypercloning 2", 10, True, marks=pytest.mark.slow),
-        pytest.param("hypercloning 2", 10, False, marks=pytest.mark.slow),
+        ("hypercloning 2", 10, False),
         pytest.param("lemon 2", 20, True, marks=pytest.mark.slow),
     ],
 )
@@ -375,19 +321,6 @@ def test_noise_that_cancels_over_copies_keeps_the_function(name, snr, tied):
         lambda x, y: x + rng.permutation((y - x).reshape(-1)).reshape(x.shape), large, noisy
     )
     assert jnp.abs(forward(uncancelled, tokens) - before).max() / before.std() > VISIBLE
-
-
-def test_an_untied_head_gets_no_noise():
-    """The published HyperCloning perturbs the layers, and not the head."""
-    _, large, noise = grown("hypercloning 2", tied=False)
-    noisy = noise(0, 10.0)
-    np.testing.assert_array_equal(noisy["head_kernel"], large["head_kernel"])
-    assert (
-        np.abs(
-            noisy["blocks"]["mlp"]["up"]["kernel"] - large["blocks"]["mlp"]["up"]["kernel"]
-        ).max()
-        > VISIBLE
-    )
 
 
 def test_noise_tells_copies_apart_and_nothing_else():
