@@ -49,16 +49,13 @@ OPTIMIZERS = {
     "adam": jitted(optax.adam(0.1)),
     "adamw with clipping and rebias": ADAMW,
     "sgd with momentum": jitted(optax.sgd(0.1, momentum=0.9)),
-    "lion": jitted(optax.lion(0.1)),
-    "rmsprop": jitted(optax.rmsprop(0.1)),
     "adagrad": jitted(optax.adagrad(0.1)),
     "adam over two micro-batches": jitted(
         optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation()
     ),
-    "nadam": jitted(optax.nadam(0.1)),
     "amsgrad": jitted(optax.amsgrad(0.1)),
     "muon": jitted(optax.contrib.muon(0.1)),
-    # Adamax adds its epsilon to the value that it stores: see `test_moments_table`.
+    # `test_moments_table` has all others.
 }
 # A model of two leaves: one unit of "a" becomes three, the other stays single.
 AXES = {"w": ("a.in", "b"), "v": ("a",)}
@@ -66,15 +63,7 @@ THREE = {"a": select([0, 0, 1, 0], 2)}
 SMALL = {"w": np.array([[0.3, -0.5, 0.7], [0.2, 1.1, -1.3]]), "v": np.array([0.5, -0.7])}
 
 
-AGAIN = ("lion", "rmsprop", "nadam")  # their moments are named as in other optimizers
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(tx, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
-        for name, tx in OPTIMIZERS.items()
-    ]
-)
+@pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS)
 def tx(request):
     return request.param
 

@@ -44,7 +44,7 @@ from train.plan.lifetimes import live
 from train.plan.methods import Scratch, TrainStage, VCycle
 from train.plan.modifiers import CHUNK, DropLayers, KeepMasks
 from train.plan.training import Measure, Train
-from train.state.mesh import AXIS, replicated_sharding
+from train.state.mesh import replicated_sharding
 from train.state.model import TrainState, loss
 from train.state.optim import Optim, transformation
 from train.state.packing import packed
@@ -119,17 +119,10 @@ def kept_at(keep_mask: KeepMask, m: int) -> KeepMask:
     return jax.tree.map(lambda x: x[m], keep_mask)
 
 
+@pytest.mark.slow  # `test_drop_execution` checks bfloat16 on one device.
 @pytest.mark.parametrize(
     ("dtype", "remat"),
-    [
-        # `test_drop_execution` checks bfloat16 on one device.
-        pytest.param("bfloat16", "projections", marks=pytest.mark.slow),
-        *(
-            pytest.param("float32", remat, marks=pytest.mark.slow)
-            for remat in ("products", "projections")
-        ),
-        pytest.param("bfloat16", "products", marks=pytest.mark.slow),
-    ],
+    [("bfloat16", "projections"), ("float32", "products"), ("float32", "projections")],
 )
 def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     run, ends = programs.step(TX, 2, DROPPING, "mesh", runs.mesh()), []
@@ -145,9 +138,8 @@ def test_both_executions_take_the_same_steps_to_the_bit(dtype, remat):
     chex.assert_trees_all_equal(*ends)
 
 
-@pytest.mark.parametrize(
-    "how", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("jit", "pmap")), "mesh"]
-)
+# `test_drop_execution` checks a step in vmap.
+@pytest.mark.parametrize("how", [pytest.param("pmap", marks=pytest.mark.slow), "mesh"])
 def test_the_compiled_step_has_conditionals(how, monkeypatch):
     tx, compiled = optax.identity(), []
     keep_mask = KeepMask(GATES[:1], SCALE[:1])
@@ -160,24 +152,11 @@ def test_the_compiled_step_has_conditionals(how, monkeypatch):
 
         return wrapped
 
-    if how == "jit":
-        step = jax.vmap(train_step(tx, 1, DROPPING, AXIS), (None, 0, None), axis_name=AXIS)
-        compiled.append(
-            jax.jit(step)
-            .lower(
-                runs.model(MODEL, tx), next_tokens(TOKENS[None]), StepInputs(LR, given=(keep_mask,))
-            )
-            .compile()
-            .as_text()
-        )
-    else:
-        monkeypatch.setattr(jax, "pmap", watched(jax.pmap)) if how == "pmap" else None
-        start = runs.model(MODEL, tx)
-        if how == "mesh":
-            monkeypatch.setattr(jax, "jit", watched(jax.jit))
-        mapped(partial(train_step, tx, 1, DROPPING), how, runs.mesh())(
-            start, BATCH, StepInputs(LR, given=(keep_mask,))
-        )
+    start, name = runs.model(MODEL, tx), {"pmap": "pmap", "mesh": "jit"}[how]
+    monkeypatch.setattr(jax, name, watched(getattr(jax, name)))
+    mapped(partial(train_step, tx, 1, DROPPING), how, runs.mesh())(
+        start, BATCH, StepInputs(LR, given=(keep_mask,))
+    )
     assert compiled[-1].count(" conditional(") >= 2  # forward and backward
     dense = jax.make_jaxpr(eval_step())(
         replace(runs.model(MODEL, tx), opt=None), next_tokens(TOKENS[:4])

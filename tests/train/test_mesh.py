@@ -81,6 +81,7 @@ methods = pytest.mark.parametrize(
         )
         for method in METHODS
         for mesh in MESHES
+        if method == "from scratch" or mesh == "fsdp and tensor"
     ],
     indirect=["one_device"],
     scope="module",

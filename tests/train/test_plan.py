@@ -252,12 +252,9 @@ def test_live_models_by_hand():
     ]
 
 
-AGAIN = ("two", "carried", "unborn")  # slow: other methods test the same parts
 METHODS = {
     "scratch": Scratch(),
-    "two": VCycle(),
-    "three": THREE,
-    "carried": VCycle(moments_down="exact", moments_up="asymmetric"),
+    "three": replace(THREE, moments_down="exact", moments_up="asymmetric"),
     "corrected": VCycle(correction=True, moments_up="copy"),
     "pruned": VCycle(
         groupings=(Pruning(2),), correction=True, moments_down="exact", moments_up="asymmetric"
@@ -266,13 +263,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(m, id=name, marks=[pytest.mark.slow] * (name in AGAIN))
-        for name, m in METHODS.items()
-    ],
-)
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_shapes_tell_what_a_run_holds_after_every_phase(method):
     plan = method.plan(DEEP, BASE, 100)
     held: dict[str, TrainState] = {}
