@@ -1,7 +1,6 @@
 """Tokenizers and chat templates of an attacker end in one line, within the limits."""
 
 import json
-import os
 import time
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from train.extras.bounded import BoundedTokenizer, child
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.tokenizers.loading import _byte_tokenizer, load_tokenizer
-from train.extras.tokenizers.special import Special, copy_special_files, special_tokens
+from train.extras.tokenizers.special import Special, special_tokens
 from train.generate import Asked, sample_texts
 
 PLAIN = Special(0, 0, (0,), {"bos_token": "<s>"}, None)
@@ -258,21 +257,6 @@ def test_wrong_types_beside_a_tokenizer_are_one_line(tmp_path, name, content):
         loaded = load_tokenizer(str(tmp_path / "tokenizer.json"))
         special_tokens(loaded, tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_a_link_out_of_the_folder_is_not_copied(tmp_path):
-    (tmp_path / "key").write_text("-----private-----")
-    for folder in ("model", "out"):
-        (tmp_path / folder).mkdir()
-    for name in ("chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"):
-        (tmp_path / "model" / name).symlink_to(tmp_path / "key")
-        with pytest.raises(UserError, match="outside the folder"):
-            copy_special_files(tmp_path / "model", tmp_path / "out")
-        (tmp_path / "model" / name).unlink()
-    os.mkfifo(tmp_path / "model" / "chat_template.jinja")
-    with pytest.raises(UserError, match="is not a regular file"):
-        copy_special_files(tmp_path / "model", tmp_path / "out")
-    assert not any((tmp_path / "out").iterdir())
 
 
 def test_modules_in_the_working_directory_are_not_imported(tmp_path, monkeypatch):

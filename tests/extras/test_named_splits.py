@@ -136,14 +136,6 @@ def test_the_aliases_of_a_readme_are_limited(tmp_path):
         listed_splits(tmp_path)
 
 
-def test_a_readme_outside_the_folder_is_not_read(read, tmp_path):
-    read("train.txt", "dev.txt")
-    (tmp_path / "secret").write_text(CONFIGS)
-    (tmp_path / "corpus" / "README.md").symlink_to(tmp_path / "secret")
-    with pytest.raises(UserError, match="outside the folder"):
-        read()
-
-
 def test_a_snapshot_of_the_hub_is_read(tmp_path):
     """The files of a snapshot are links to blobs."""
     (tmp_path / "blobs").mkdir()

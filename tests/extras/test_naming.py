@@ -439,15 +439,10 @@ def test_leaves_that_do_not_fit_the_larger_model_are_named():
 # --- complete models ---
 
 
-# Linen's own names are also covered by `test_nnx` and the README.
-linen = pytest.param("linen", marks=pytest.mark.slow)
-
-
-@pytest.fixture(scope="module", params=[linen, pytest.param("equinox", marks=pytest.mark.extra)])
-def journey(request, x64) -> third_party.Journey:
-    return third_party.journey(
-        third_party.LINEN if request.param == "linen" else third_party.equinox()
-    )
+# `test_nnx` and the README name a model of Linen.
+@pytest.fixture(scope="module")
+def journey(x64) -> third_party.Journey:
+    return third_party.journey(third_party.equinox())
 
 
 def test_a_stranger_s_model_keeps_its_function_and_trains_on(journey):
