@@ -16,7 +16,6 @@ from jax.sharding import AxisType
 
 from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.extras.models import kernels
-from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.models import GPT2Config
 from jaxgrow.models import attention as module
 from jaxgrow.models.attention import KERNELS, PLAIN, ScoreForm, attention
@@ -206,11 +205,3 @@ def test_the_parameters_of_a_model_do_not_depend_on_its_kernel(by):
     assert jax.eval_shape(named.init, key) == jax.eval_shape(auto.init, key)
     assert named.axes() == auto.axes()
     assert initial_layout(named) == initial_layout(auto)
-
-
-def test_a_cait_refuses_kernels():
-    message = (
-        "a CaiT mixes its attention heads, which no kernel supports: set attention=auto, not splash"
-    )
-    with pytest.raises(ValueError, match=message):
-        CaiTConfig(attention="splash")

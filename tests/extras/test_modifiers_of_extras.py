@@ -206,14 +206,6 @@ def test_the_learning_rate_peaks_and_ends_at_the_floor(schedule, peak, steps, fl
     assert rates[-1] == pytest.approx(floor * 2.0)
 
 
-def test_a_warmup_of_the_whole_model_is_refused_beside_it():
-    says = "rewarm warms up the new entries instead of all entries: set warmup to 0, not 100"
-    with pytest.raises(ValueError, match=says):
-        Train("large", 8, Optim(), runs.LARGE, modifiers=(Rewarm(),))
-    with pytest.raises(ValueError, match=says):
-        TrainStage(0.5, modifiers=(Rewarm(),)).train("large", runs.LARGE, Optim(), 8)
-
-
 @pytest.mark.parametrize("moments", ["drop", "copy", "exact"])
 def test_moments_that_do_not_mark_new_entries_are_refused(moments):
     says = f"rewarm finds new entries by their step counts.* not '{moments}', or leave out rewarm"

@@ -1,8 +1,5 @@
 """An optimizer state in a safetensors file grows with its Hugging Face model, without PyTorch."""
 
-import pickle
-from types import SimpleNamespace
-
 import jax
 import numpy as np
 import pytest
@@ -104,32 +101,6 @@ def test_names_of_other_models_are_an_error(run, tmp_path, capsys):
     arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
     assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 1
     assert "has no optimizer state for the parameters" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "cannot be read by torch.load: no archive"), ([], "is not the state_dict")],
-    ids=["damaged", "another file"],
-)
-def test_a_file_without_a_state_of_pytorch_is_an_error(
-    tmp_path, monkeypatch, capsys, content, message
-):
-    def load(file, **options):
-        if content is None:
-            raise RuntimeError("no archive")
-        return content
-
-    monkeypatch.setattr(
-        torch_optimizer, "import_module_of", lambda name: SimpleNamespace(load=load)
-    )
-    source = saved(tmp_path / "a")
-    arguments = ("--method", "stack", "--layers", "8", "--optimizer", "copy")
-    file = tmp_path / "o.bin"
-    file.write_bytes(pickle.dumps({}))
-    command = ["grow", str(source), str(tmp_path / "b"), *arguments, "--optimizer-state", str(file)]
-    assert main(command) == 1
-    assert f"error: {file} {message}" in capsys.readouterr().err
-    assert not (tmp_path / "b").exists()
 
 
 def test_the_record_names_the_file_of_pytorch_that_is_written(tmp_path, monkeypatch):

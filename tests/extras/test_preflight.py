@@ -432,7 +432,6 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     ("on", "says"),
     [
-        ("b200:8", "--on must be kind:size, such as h100:8"),
         ("h100:many", "--on must be kind:size, such as h100:8"),
         ("cpu:64", "this process already has 4 CPU devices and cannot create 64"),
     ],

@@ -69,7 +69,6 @@ def test_the_config_knows_the_size_of_every_axis():
             "image=18 is not a multiple of 4, .* in the last stage: set image=16",
         ),
         ({"layers": (2, 0)}, "layers.1 is 0, less than 1"),
-        ({"attention": "cudnn"}, "which no kernel supports: set attention=auto"),
         ({"adapter": Adapter()}, "stages have different widths: leave out adapter"),
     ],
 )

@@ -648,11 +648,6 @@ def test_version_2_knows_questions_without_an_answer(tmp_path):
     assert found.keys() - names == {
         f"best_{name}{more}" for name in ("f1", "exact_match") for more in ("", "_threshold")
     }
-    tmp_path.joinpath("train-v2.0.json").rename(tmp_path / "train-v1.1.json")
-    tmp_path.joinpath("dev-v2.0.json").rename(tmp_path / "dev-v1.1.json")
-    message = r"question 1-0 has no answer, as in version 2: set data.task=squad2"
-    with pytest.raises(UserError, match=message):
-        Labelled.prepared(Labelled("squad1", str(tmp_path), length=40), BERT)
 
 
 @quick

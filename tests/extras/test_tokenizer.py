@@ -8,7 +8,6 @@ from tokenizers import Tokenizer
 
 from jaxgrow.models import BERTConfig
 from train import tokenizer as command
-from train.common.errors import UserError
 from train.config.experiment import load_experiment
 from train.data.text import read_tokens
 from train.extras.text.mixing import training_text
@@ -62,21 +61,3 @@ def test_an_encoders_tokenizer_has_what_masking_needs(tmp_path, run):
     first, *inner, last = made.encode("abcd efgh").tokens
     assert (first, last) == ("[CLS]", "[SEP]") and "[CLS]" not in inner
     assert [made.token_to_id(token) for token in command.MASKED] == [0, 1, 2, 3, 4]
-
-
-def test_what_cannot_be_trained_is_refused(tmp_path, run):
-    (tmp_path / "there.json").write_text("{}")
-    for options, says in (
-        (["--vocab", 200], "--vocab is 200, but the bytes and the special tokens alone need 257"),
-        (
-            ["--vocab", 99999],
-            r"the corpus is too small for --vocab 99999: it gives only \d+ tokens; lower --vocab",
-        ),
-        (
-            ["--vocab", 280, "--out", tmp_path / "there.json"],
-            "there.json exists already; give another --out",
-        ),
-    ):
-        with pytest.raises(UserError, match=says):
-            run("--out", tmp_path / "own.json", *options)
-    assert not (tmp_path / "own.json").exists()

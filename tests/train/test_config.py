@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 import runs
 
-from jaxgrow.models import BERTConfig, LlamaConfig
 from train.common.errors import UserError
 from train.config.experiment import (
-    Experiment,
-    check_experiment,
     described_differences,
     experiment_json,
     load_experiment,
@@ -20,7 +17,7 @@ from train.config.experiment import (
 from train.config.resuming import resume_conflicts
 from train.data.text import Data
 from train.extras.images.images import Images
-from train.plan.methods import Growing, Scratch, TrainStage, VCycle
+from train.plan.methods import Scratch, TrainStage, VCycle
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 
@@ -187,35 +184,6 @@ def test_an_error_names_the_overrides_that_it_is_about(tmp_path):
     ):
         with pytest.raises(UserError, match=re.escape(says)):
             load_experiment(config, overrides)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"capacity": 0.0}, "mesh.expert=2 shards the experts, which needs a capacity"),
-        ({"experts": 3}, "3 experts are not divisible by the 2 devices of mesh.expert"),
-    ],
-)
-def test_experts_that_the_mesh_cannot_shard_are_refused(change, says):
-    sizes = dict(layers=1, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=4, vocab=8, context=8)
-    model = LlamaConfig(**sizes, experts=4, capacity=1.25)
-    experiment = Experiment("experts", model, steps=4, batch=4, mesh=Mesh(expert=2))
-    check_experiment(experiment)
-    with pytest.raises(ValueError, match=says):
-        check_experiment(
-            dataclasses.replace(experiment, model=dataclasses.replace(model, **change))
-        )
-
-
-def test_models_of_a_run_that_mask_differently_are_refused():
-    sizes = dict(embed=4, heads=1, head_dim=4, mlp=4, vocab=8, context=8)
-    model = BERTConfig(**sizes, layers=2, masked=0.25)
-    small = dataclasses.replace(model, layers=1)
-    experiment = Experiment("masked", model, steps=4, batch=4, method=Growing(small))
-    check_experiment(experiment)
-    other = dataclasses.replace(experiment, model=dataclasses.replace(model, masked=0.4))
-    with pytest.raises(ValueError, match=r"train small: its model has masked=0.25.*masked=0.4"):
-        check_experiment(other)
 
 
 def test_a_small_model_that_runs_differently_is_said(capsys):

@@ -208,13 +208,6 @@ def test_a_device_without_memory_left_is_one_line(capsys):
     )
 
 
-def test_pmap_divides_no_model(tmp_path):
-    with pytest.raises(
-        ValueError, match="pmap replicates the model on every device: set parallel=mesh"
-    ):
-        runs.experiment(tmp_path, parallel="pmap", mesh=Mesh(fsdp=2))
-
-
 def test_the_cost_of_experts_is_that_of_the_tokens_on_each_device():
     """How many rows of experts are empty depends on the number of tokens that a device has."""
     model = LlamaConfig(
