@@ -179,7 +179,7 @@ def recipe_forecast(
 ) -> Answer:
     """Return the forecast of a recipe; ``grown`` is the experiment with its method."""
     size = parameter_count(experiment)
-    tokens = experiment.steps * experiment.batch * experiment.model.length / size
+    tokens = experiment.steps * experiment.mean_batch * experiment.model.length / size
     family = type(experiment.model).__name__.removesuffix("Config")
     setting = (family, OPTIMIZERS[experiment.optim.name], size, tokens)
     cost = grown.cost / experiment.cost

@@ -40,7 +40,7 @@ from train.extras.modifiers import (
     Rewarm,
     ShortContext,
 )
-from train.plan.lifetimes import Plan
+from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import METHODS as METHODS_BY_NAME
 from train.plan.methods import Continue, Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
@@ -206,7 +206,8 @@ def optimized(optim: Optim) -> str:
     tx = transformation(optim, axes)
     state = jax.eval_shape(tx.init, params)
     update = jax.make_jaxpr(lambda g, s, p: tx.update(g, s, p, axes=axes))(params, state, params)
-    return f"{rates}{update}"
+    averages = shapes(runs_with(optim=optim).plan, 1, tx)["large"].average
+    return f"{rates}{update}{averages}"
 
 
 def runs_with(**changes: Any) -> Experiment:
@@ -357,6 +358,11 @@ def test_each_field_of_a_stage(stage):
 SHALLOW = replace(runs.MODEL, layers=1)
 
 
+def test_the_utility_of_experts_needs_copies_of_experts():
+    copies = GrowTo(by=("expert_copies",), utility=2)
+    assert unused(replace(copies, by=("upcycle",))) and not unused(copies)
+
+
 @pytest.mark.parametrize(
     "grown", [GrowTo(), GrowTo(by=("average",)), GrowTo(by=Learned())], ids=lambda g: str(g.by)[:9]
 )
@@ -401,8 +407,21 @@ def test_each_field_of_an_experiment_is_in_the_plan_or_only_executed(tmp_path):
     base = runs.experiment(tmp_path)
     names = [f.name for f in dataclasses.fields(base)]
     assert {name for name in names if class_of(name, experiment_json(base)) == "objective"} == {
-        *("name", "model", "steps", "epochs", "seconds", "batch", "data", "optim", "method", "seed")
+        *(
+            "name",
+            "model",
+            "steps",
+            "epochs",
+            "seconds",
+            "batch",
+            "data",
+            "optim",
+            "method",
+            "seed",
+        ),
+        "ramp",
     }
+    assert base.plan != replace(base, ramp=(0.5,)).plan
     assert unused(replace(base, most_skipped=3))
     assert not unused(replace(base, most_skipped=3, on_nan="skip"))
 
@@ -423,6 +442,7 @@ def test_a_choice_with_its_default_value_uses_its_settings():
             "or leave out data.path",
         ),
         (["optim.muon_rms=1"], "set optim.name to 'muon'"),
+        (["optim.cautious_decay=true", "optim.weight_decay=0"], "set optim.weight_decay, or leave"),
         (["optim.decay=0.5"], "set optim.schedule to 'wsd'"),
         (["mesh.gradients=step"], "with mesh.fsdp=1: set mesh.fsdp, or leave out"),
         (["data.whole_words=true"], "with model.masked=0.0: set model.masked, or leave out"),

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,6 +93,54 @@ def test_second_moments_are_the_fields_with_the_name_nu(name):
     assert {leaf for leaf, kind in found.items() if kind == 2} == {
         leaf for leaf in found if "/nu/" in f"/{leaf}"
     }
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_cautious_decay_by_its_equation(name):
+    """``p - lr (u + w p)`` where ``u p >= 0``, and ``p - lr u`` elsewhere, with the update u."""
+    axes = {"kernel": ("layers", "a.in", "b"), "bias": ("layers", "b.bias")}
+    rng = np.random.default_rng(0)
+    params = {"kernel": rng.normal(size=(2, 3, 4)), "bias": rng.normal(size=(2, 4))}
+    params = jax.tree.map(lambda x: np.where(abs(x) < 0.3, 0, x).astype(np.float32), params)
+    tx, plain, all_entries = (
+        transformation(Optim(name=name, clip=1e3, weight_decay=w, cautious_decay=c), axes)
+        for w, c in ((0.3, True), (0.0, False), (0.3, False))
+    )
+    states, decayed = [t.init(params) for t in (tx, plain, all_entries)], 0
+    for step in range(3):
+        grads = jax.tree.map(lambda p, step=step: np.cos(9 * p + step), params)
+        found = [
+            t.update(grads, s, params, axes=axes)
+            for t, s in zip((tx, plain, all_entries), states, strict=True)
+        ]
+        (updates, _), (u, _), (every, _) = found
+        states = [state for _, state in found]
+        for at in np.ndindex(2, 3, 4):
+            p, own = params["kernel"][at], u["kernel"][at]
+            agrees = p * own >= 0
+            decayed += agrees
+            assert updates["kernel"][at] == np.float32(own + (np.float32(0.3) * p if agrees else 0))
+        np.testing.assert_array_equal(updates["bias"], u["bias"])
+        assert (np.asarray(every["kernel"]) != np.asarray(updates["kernel"])).any()
+        params = jax.tree.map(lambda p, x: np.asarray(p - 0.1 * x), params, updates)
+    assert 0 < decayed < 72
+    chex.assert_trees_all_equal(states[0], states[2])  # so it grows and is saved like any other
+
+
+def test_adam_with_cautious_decay_by_hand():
+    """Two steps from ``m = b1 m + (1 - b1) g`` on, in NumPy."""
+    optim = Optim(b1=0.5, b2=0.75, eps=1e-3, weight_decay=0.25, clip=1e3, cautious_decay=True)
+    tx, axes = transformation(optim), {"kernel": ("a.in", "b")}
+    p = np.array([[2.0, -2.0, 0.0]], np.float32)
+    state, m, v = tx.init({"kernel": p}), 0.0, 0.0
+    for t, g in enumerate((np.array([[1.0, 1.0, 1.0]]), np.array([[-8.0, 1.0, 1.0]])), 1):
+        grads = {"kernel": g.astype(np.float32)}
+        updates, state = tx.update(grads, state, {"kernel": p}, axes=axes)
+        m, v = 0.5 * m + 0.5 * g, 0.75 * v + 0.25 * g**2
+        u = m / (1 - 0.5**t) / (np.sqrt(v / (1 - 0.75**t)) + 1e-3)
+        expected = u + 0.25 * np.where(u * p >= 0, p, 0)
+        np.testing.assert_allclose(updates["kernel"], expected, rtol=1e-5)
+        p = p - np.asarray(updates["kernel"], np.float32)
 
 
 def test_sgd_by_hand():

@@ -6,6 +6,7 @@ Settings of the form ``a.b=c`` override its fields.
 import dataclasses
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import sys
@@ -76,6 +77,8 @@ class Experiment:
     optim: Optim = field(default_factory=Optim)
     method: Method = field(default_factory=Scratch)
     accumulate: int = 1  # number of micro-batches in a batch
+    # The batch doubles after these fractions of the training steps, until it has ``batch`` samples.
+    ramp: tuple[float, ...] = ()
     parallel: How = "mesh"
     mesh: Mesh = field(default_factory=Mesh)
     seed: int = 0  # random seed of the initialisation and of the data order
@@ -127,6 +130,15 @@ class Experiment:
                 f"a batch of {self.batch} cannot be divided into {self.accumulate} micro-batches: set batch to a multiple of "
                 f"{self.accumulate}, or accumulate to a divisor of {self.batch}"
             )
+        if not all(0 < a < b for a, b in itertools.pairwise((*self.ramp, 1.0))):
+            raise ValueError(
+                f"ramp must be fractions of the steps between 0 and 1, in increasing order, but is {self.ramp}"
+            )
+        if self.batch % (parts := self.accumulate * 2 ** len(self.ramp)):
+            raise ValueError(
+                f"a batch of {self.batch} cannot be halved {len(self.ramp)} times and divided into {self.accumulate} "
+                f"micro-batches: set batch to a multiple of {parts}, or leave out fractions of ramp"
+            )
         if self.model.length % self.mesh.context:
             raise ValueError(
                 f"{self.model.length} positions are not divisible by the {self.mesh.context} devices of mesh.context"
@@ -172,7 +184,17 @@ class Experiment:
                 f"{self.name}: the number of steps follows from {why}: give the number of steps, for example as "
                 "CONFIG:steps=100_000"
             )
-        return self.method.plan(self.model, self.optim, self.steps)
+        plan = self.method.plan(self.model, self.optim, self.steps)
+        return RAMPS["plan"](plan, self.ramp) if self.ramp else plan
+
+    @property
+    def mean_batch(self) -> float:
+        """The mean number of samples in a batch, over all steps."""
+        parts = itertools.pairwise((0.0, *self.ramp, 1.0))
+        doublings = range(-len(self.ramp), 1)
+        return sum(
+            self.batch * 2.0**n * (b - a) for n, (a, b) in zip(doublings, parts, strict=True)
+        )
 
     @property
     def cost(self) -> float:
@@ -185,6 +207,8 @@ class Experiment:
         return transformation(self.optim, self.model.axes())
 
 
+# "plan" returns a plan with a phase of training for each size of the batch, from `Experiment.ramp`.
+RAMPS: Registry[Callable[[Plan, Sequence[float]], Plan]] = Registry("batch ramp", "train.extras")
 # Each replaces the value "auto" of settings by values that fit the devices of this run, and prints
 # its choice with the given function.
 AUTOMATIC: Registry[Callable[[Experiment, Callable[[str], None]], Experiment]] = Registry(
@@ -208,7 +232,8 @@ def with_steps(experiment: Experiment) -> Experiment:
     """Return the experiment with ``steps`` in place of ``epochs``, from the size of its corpus.
 
     An epoch has as many steps as there are complete and partial batches in the training samples, on
-    average: ``steps = round(epochs * samples / batch)``, at least 1. The corpus is read, and text
+    average: ``steps = round(epochs * samples / batch)``, at least 1. With a ramp, ``batch`` is the mean
+    size of a batch. The corpus is read, and text
     is tokenised into the cache that the training uses.
 
     Raises:
@@ -223,7 +248,7 @@ def with_steps(experiment: Experiment) -> Experiment:
             f"{experiment.name}: the number of steps follows from epochs={experiment.epochs:g} and the size of the corpus, "
             f"which cannot be read: {error}. Or give the number of steps, for example as CONFIG:steps=100_000"
         ) from error
-    steps = max(1, round(experiment.epochs * samples / experiment.batch))
+    steps = max(1, round(experiment.epochs * samples / experiment.mean_batch))
     return replace(experiment, steps=steps, epochs=None)
 
 
@@ -490,12 +515,18 @@ def experiment_json(experiment: Experiment) -> Json:
 
 
 def unequal_settings(old: object, new: object, name: str = "") -> dict[str, tuple[object, object]]:
-    """Return the old and the new value of each setting that differs, by its name."""
+    """Return the old and the new value of each setting that differs, by its name.
+
+    A setting that only one of them has is from a newer version, and differs unless it is off: 0,
+    False, None or empty.
+    """
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         found = {}
         for key in sorted(old.keys() | new.keys()):
+            if not (old.get(key) or new.get(key) or (key in old and key in new)):
+                continue
             found |= unequal_settings(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
         return found
     return {} if old == new else {name: (old, new)}

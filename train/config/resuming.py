@@ -28,6 +28,7 @@ Class: TypeAlias = Literal["objective", "execution", "observation", "place"]
 # model is an exception: its fields `Config.executed_by` are execution.
 CLASSES: Mapping[str, Class] = {
     **dict.fromkeys(("name", "steps", "epochs", "seconds", "batch", "seed"), "objective"),
+    **dict.fromkeys(("ramp", "ramp.*"), "objective"),
     **dict.fromkeys(("data.*.path", "data.*.valid_path", "data.*.tokenizer"), "place"),
     # The paths of a mixture; the identity of the data contains its weights.
     **dict.fromkeys(("data.*.path.*", "data.*.valid_path.*"), "place"),

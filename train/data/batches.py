@@ -80,6 +80,12 @@ class Stream(grain.DatasetIterator):
         )
         return iter(grain.experimental.ThreadPrefetchIterDataset(read, prefetch_buffer_size=_AHEAD))
 
+    def resize(self, batch: int, rows: np.ndarray) -> None:
+        """Let the next batches have ``batch`` samples, of which only ``rows`` are read."""
+        if batch != self._batch:
+            self.close()
+            self._batch, self._rows = batch, rows
+
     def get_state(self) -> dict[str, int]:
         return {"next_index": self._taken}
 

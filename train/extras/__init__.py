@@ -36,6 +36,8 @@ EXTRAS: dict[str, dict[str, str]] = {
         "Images": "train.extras.images.images",
         "Labelled": "train.extras.labelled.task",
     },
+    "batch ramp": {"plan": "train.extras.ramp"},
+    "phase": {"experts": "train.extras.expert_utility"},
     "method": {"FineTune": "train.extras.fine_tune", "Inherit": "train.extras.inherit"},
     "modifier": dict.fromkeys(
         ("tokens", "freeze", "rewarm", "ramp", "windows", "dropout"), "train.extras.modifiers"
@@ -54,6 +56,8 @@ EXTRAS: dict[str, dict[str, str]] = {
     "lengths": {"alike": "train.extras.lengths"},
     "comparison figures": {"plots": "train.extras.run_plots"},
     "timing": {"seconds": "train.extras.timing"},
-    "report section": dict.fromkeys(("growths", "times"), "train.extras.report_sections"),
+    "report section": dict.fromkeys(
+        ("growths", "averages", "times"), "train.extras.report_sections"
+    ),
     "comparison score": dict.fromkeys(("evaluate", "finetune"), "train.extras.comparison_scores"),
 }

@@ -200,6 +200,11 @@ def _check_models(saved: Json, expected: Mapping[str, TrainState], origin: Origi
                 f"the {what} has other parameters than the model of the config (there and here: {'; '.join(wrong[:8])}): "
                 "set model as in that run"
             )
+        if model.average is not None and "average" not in saved[name]:
+            raise UserError(
+                f"the {what} has no average of its weights: set optim.ema=0, or use method Continue, which starts a new "
+                "average"
+            )
         states = [sorted(_leaf_shapes(t.get("opt")).values()) for t in (saved[name], trees)]
         if states[0] != states[1]:
             raise UserError(

@@ -97,7 +97,7 @@ class Teacher(Modifier):
     def step_inputs(
         self, phase: Train, model: TrainState, setting: PhaseStart
     ) -> Callable[[int], ModifierInput]:
-        teacher = replace(setting.models[self.name], opt=None)
+        teacher = replace(setting.models[self.name], opt=None, average=None)
         at_once = setting.at_once(setting.samples * phase.length)
         cost = self._cost(phase, setting.samples, at_once)
 

@@ -1,4 +1,4 @@
-"""Two further tables of `train.compare`: what happened at each growth, and where the seconds went."""
+"""Further tables of `train.compare`: each growth, the averages of weights, and the seconds."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxgrow.tables import markdown_table
 from jaxgrow.typed import Json
-from train.analysis.runs import Run, mean_cost, spent_cost
+from train.analysis.runs import Run, mean_and_each, mean_cost, spent_cost
 from train.analysis.savings import SECTIONS, Comparison, wrap_text
 from train.plan.phase import spoken_phase
 
@@ -19,6 +19,9 @@ GROWTHS = (
 TIMES = (
     "Seconds of training. Compilation, validation and checkpoints are not part of them. Compilation includes the steps "
     "that earlier runs of this command compiled."
+)
+AVERAGES = (
+    "Final validation losses of the last weights and of the average of the weights (optim.ema)."
 )
 # Differences of times below this part of the seconds of a run are not mentioned.
 SMALL = 0.01
@@ -81,6 +84,24 @@ def _reached(tokens: Sequence[int | None]) -> str:
     return f"{mean(known):,.0f} tokens" if len(known) == len(tokens) else some
 
 
+def average_section(comparison: Comparison) -> tuple[list[Json], str]:
+    """Return the final losses of each config that averages its weights, and their table."""
+    rows: list[Json] = []
+    for runs in [*comparison.runs, *comparison.frontier]:
+        results = [run.result for run in runs]
+        if all("val_loss_ema" in result for result in results):
+            losses = {key: [r[key] for r in results] for key in ("val_loss", "val_loss_ema")}
+            rows.append({"run": runs[0].name} | losses)
+    if not rows:
+        return [], ""
+    body = [
+        [row["run"], *(mean_and_each(row[key], "{:.4f}") for key in ("val_loss", "val_loss_ema"))]
+        for row in rows
+    ]
+    table = markdown_table(["run", "last weights", "average"], body)
+    return rows, f"{table}\n\n{wrap_text(AVERAGES)}"
+
+
 def time_section(comparison: Comparison) -> tuple[list[Json], str]:
     """Return the seconds of each config, and their table with the reasons of slower FLOPs."""
     rows = [_mean_seconds(runs) for runs in [*comparison.runs, *comparison.frontier]]
@@ -124,4 +145,5 @@ def _reason(runs: Sequence[Run], baseline: Sequence[Run]) -> str | None:
 
 
 SECTIONS.add("growths", growth_section)
+SECTIONS.add("averages", average_section)
 SECTIONS.add("times", time_section)

@@ -29,7 +29,7 @@ def after(
     """Return the models that are still needed after phase ``i``, including its ``result``.
 
     A phase consumes the optimizer state of the models that it reads. If such a model is kept, only
-    its parameters take memory. The models that a phase needs until its end are kept as well, so
+    its parameters, and perhaps their average, take memory. The models that a phase needs until its end are kept as well, so
     that the returned models are also the content of a checkpoint in the middle of the phase.
     """
     phase = plan[i]

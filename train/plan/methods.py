@@ -43,6 +43,8 @@ SAMPLING = tuple(name for name, made in OPERATORS.items() if made.accepted({"see
 
 # The methods, by name. A config file can also have its own class.
 METHODS: "Registry[type[Method]]" = Registry("method", "train.extras")
+# Measurements that only some plans have. "experts" measures experts in place of layers.
+PHASES: Registry[type[Measure]] = Registry("phase", "train.extras")
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,9 @@ class GrowTo:
     fresh: bool | Literal["spectral"] = False
     # Fraction of the units of each expert that is initialised again.
     redrawn: float = 0.0
+    # Number of micro-batches, outside training, on which the utility of each expert is measured.
+    # 0: experts are copied evenly.
+    utility: int = 0
 
     # The choices that use a field (`train.extras.effect`).
     used_with = {
@@ -223,9 +228,12 @@ class GrowTo:
             {"by": SAMPLING},
         ),
         "redrawn": {"/model.experts": CHANGED},
+        "utility": {"by": ("expert_copies",)},
     }
 
     def __post_init__(self):
+        if self.utility < 0:
+            raise ValueError(f"utility must be at least 0, but is {self.utility}")
         if isinstance(self.by, Learned) and (
             self.noise is not None or self.moments != "drop" or self.fresh
         ):
@@ -233,6 +241,10 @@ class GrowTo:
                 "noise, moments and fresh apply to operators, not to learned maps: leave them out"
             )
         _check_step_counts(self.stages, "moments", self.moments)
+        if self.utility and self.noise is not None:
+            raise ValueError(
+                "copies by utility differ between layers, so noise does not apply to them: leave out noise or utility"
+            )
         if self.fresh and self.noise is not None:
             raise ValueError(
                 "noise breaks the symmetry of copies, but fresh makes no copies: leave out one of them"
@@ -287,6 +299,8 @@ class Growing(Method):
                     Apply("maps", target),
                 ]
             else:
+                if to.utility:
+                    plan.append(PHASES["experts"](name, Sensitivity(batches=to.utility)))
                 grown = Grow(
                     name,
                     target,

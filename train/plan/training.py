@@ -209,6 +209,7 @@ class Train(Phase, writes="name"):
     begin: int = 0  # this phase runs the steps begin .. end - 1
     until: int | None = None
     positions: int | None = None  # of a sample; None: the context length of the model
+    shrink: int = 1  # the batch of the run is divided by it (`train.extras.ramp`)
 
     def __post_init__(self):
         if self.optim.base is not None:  # raises an error if the multipliers do not exist
@@ -234,6 +235,10 @@ class Train(Phase, writes="name"):
     @property
     def end(self) -> int:
         return self.steps if self.until is None else self.until
+
+    def samples(self, batch: int) -> int:
+        """Number of samples in a batch of the phase, if the largest batch of the run has ``batch``."""
+        return batch // self.shrink
 
     @property
     def length(self) -> int:
@@ -281,6 +286,7 @@ class Train(Phase, writes="name"):
         return self.flops(1, layers[0] if layers else None)
 
     def cost(self, samples: int, accumulate: int = 1) -> float:
+        samples = self.samples(samples)
         step = samples * self.length * self.token_cost + self.fixed_flops(accumulate)
         own = sum(modifier.flops(self, samples) for modifier in self.modifiers)
         return (self.end - self.begin) * step + own
@@ -302,8 +308,21 @@ class Train(Phase, writes="name"):
         opt = tx.init(params) if model is None or model.opt is None else model.opt
         return TrainState(params, opt, self.config, None if model is None else model.sensitivity)
 
+    def averaged(
+        self, models: Models, tx: optax.GradientTransformation, key: jax.Array, *given: Tree
+    ) -> TrainState:
+        """Return the model of `start` with the average of its weights, if the run keeps one.
+
+        The average of a model that has none begins with its weights.
+        """
+        model = self.start(models, tx, key, *given)
+        if not self.optim.ema:
+            return model
+        before = models[self.name].average if self.name in models else None
+        return replace(model, average=model.params if before is None else before)
+
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        return self.start(models, tx, jax.random.key(0))
+        return self.averaged(models, tx, jax.random.key(0))
 
     def run(self, context: Context) -> TrainState:
         model = context.train(self)
@@ -317,11 +336,12 @@ class Train(Phase, writes="name"):
         initial_phase = replace(
             self,
             steps=0,
-            optim=Optim(base=self.optim.base),
+            optim=Optim(base=self.optim.base, ema=self.optim.ema),
             modifiers=(),
             begin=0,
             until=None,
             positions=None,
+            shrink=1,
         )
         own = {name: model for name, model in context.models.items() if name == self.name}
         others = {name: model for name, model in context.models.items() if name != self.name}
@@ -344,7 +364,7 @@ def _init(
     *given: Tree,
 ) -> TrainState:
     """Return a model that shares no memory with ``others``, because the step donates its input."""
-    return placed(jax.tree.map(jnp.copy, phase.start({**own, **others}, tx, key, *given)))
+    return placed(jax.tree.map(jnp.copy, phase.averaged({**own, **others}, tx, key, *given)))
 
 
 @dataclass(frozen=True)
@@ -406,7 +426,8 @@ class Measure(Phase, reads=("name",), writes="name"):
         rows = jax.tree.leaves(probe)[0]
         context.ledger.add(flops=self.flops(model.config, rows.shape[0] * rows.shape[1]))
         measured = {
-            f"sensitivity of layer {i}": s for i, s in enumerate(np.asarray(model.sensitivity))
+            f"sensitivity of layer {', '.join(map(str, at))}": s
+            for at, s in np.ndenumerate(model.sensitivity)
         }
         context.log(0, sensitivity=list(context.finite(0, measured).values()))
         return model

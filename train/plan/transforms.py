@@ -32,8 +32,20 @@ class Transform(Phase):
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         raise NotImplementedError
 
+    def with_average(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
+        """Apply the phase to the models, and again with the averages of their weights as weights."""
+        model = self.apply(models, tx)
+        averages = {
+            name: replace(m, params=m.average, opt=None)
+            for name, m in models.items()
+            if m.average is not None
+        }
+        if not averages.keys() & set(self.reads):
+            return model
+        return replace(model, average=self.apply({**models, **averages}, tx).params)
+
     def shapes(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        return self.apply(models, tx)
+        return self.with_average(models, tx)
 
     def run(self, context: Context) -> TrainState:
         model, flops = context.compute(self, _applied, context.models)
@@ -47,7 +59,9 @@ def _applied(phase: Transform, tx: optax.GradientTransformation, models: Models)
 
     If its sizes permit more or fewer shards, the run then moves its arrays.
     """
-    return placed(phase.apply(models, tx), shared_rules(models[name] for name in phase.reads))
+    return placed(
+        phase.with_average(models, tx), shared_rules(models[name] for name in phase.reads)
+    )
 
 
 @dataclass(frozen=True)
@@ -340,6 +354,8 @@ class Grow(Transform, reads=("source",), writes="target"):
     redrawn: float = 0.0
     # Config whose sizes set the scale of fresh entries, as in `train.state.optim.Optim`.
     base: Config | None = None
+    # Measured utility of each expert in each layer, for ``expert_copies``; None: they are equal.
+    utility: tuple[tuple[float, ...], ...] | None = None
 
     @cached_property
     def growths(self) -> tuple[Growth, ...]:
@@ -362,7 +378,8 @@ class Grow(Transform, reads=("source",), writes="target"):
                 # An operator for widths that can also add layers leaves them to the next operator.
                 kinds = set(operator.axes) - {LAYERS} or {LAYERS}
                 target = {axis: new for axis, new in target.items() if axis_kind(axis) in kinds}
-            growths.append(operator(config.sizes(), target, seed=self.seed, **config.traits))
+            options = {"seed": self.seed, "utility": self.utility} | config.traits
+            growths.append(operator(config.sizes(), target, **options))
             config = _retied(config.resized(growths[-1]), name)
         if left := differing(config, self.large):
             raise ValueError(
@@ -393,6 +410,12 @@ class Grow(Transform, reads=("source",), writes="target"):
         for growth in self.growths:
             config = config.resized(growth)
         return replace(self.large, eps=self.large.eps * (config.eps / self.small.eps))
+
+    def run(self, context: Context) -> TrainState:
+        found = np.asarray(context.models[self.source].sensitivity)
+        # `train.extras.expert_utility` has measured experts instead of layers.
+        utility = tuple(map(tuple, found.tolist())) if found.ndim == 2 else None
+        return Transform.run(replace(self, utility=utility), context)
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
         model = models[self.source]

@@ -28,7 +28,8 @@ class RunData:
         self, experiment: Experiment, mesh: Mesh, workdir: Workdir, origin: RunOrigin | None = None
     ):
         e = experiment
-        self.batch = e.batch
+        self.mesh = mesh
+        self.batch = e.batch  # number of samples in the next batch
         training, validation = e.data.sources(e.model)
         mine, few = _own_rows(e, mesh)
         about = e.data.identity(e.model)
@@ -60,10 +61,16 @@ class RunData:
         self.identity = about | {"evaluated": evaluated}
         self.head = e.data.head(e.model)
         self.report = e.data.report()
-        planned = sum(phase.end - phase.begin for phase in e.plan if isinstance(phase, Train))
-        if epochs := self.epochs(order.first + e.batch * planned):
+        trained = [phase for phase in e.plan if isinstance(phase, Train)]
+        planned = sum((phase.end - phase.begin) * phase.samples(e.batch) for phase in trained)
+        if epochs := self.epochs(order.first + planned):
             times = ", ".join(f"{name} {times:.2f} times" for name, times in epochs.items())
             self.report.append(f"data: at the end of this run, the sources have been read: {times}")
+
+    def resize(self, samples: int) -> None:
+        """Let the next training batches have this number of samples."""
+        self.batch = samples
+        self.training.resize(samples, rows(samples, self.mesh))
 
     @property
     def taken(self) -> int:
@@ -107,15 +114,18 @@ def _own_rows(e: Experiment, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
       UserError: they cannot be divided among the devices.
     """
     micro = e.batch // e.accumulate
+    smallest = micro // 2 ** len(e.ramp)
     try:
         mine = rows(e.batch, mesh)
     except ValueError as error:
         raise UserError(str(error)) from error
     devices = batch_devices(mesh)
-    if micro % devices:
+    if smallest % devices:
+        ramp = f", ramp={e.ramp}" if e.ramp else ""
         raise UserError(
-            f"a micro-batch of {micro} (batch={e.batch}, accumulate={e.accumulate}) is not divisible by {devices} devices; "
-            f"use a batch that is a multiple of {devices * e.accumulate}" + _fewer(e, devices)
+            f"a micro-batch of {smallest} (batch={e.batch}, accumulate={e.accumulate}{ramp}) is not divisible by {devices} "
+            f"devices; use a batch that is a multiple of {devices * e.accumulate * 2 ** len(e.ramp)}"
+            + _fewer(e, devices)
         )
     return mine, rows(micro, mesh)
 
@@ -123,5 +133,6 @@ def _own_rows(e: Experiment, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
 def _fewer(experiment: Experiment, devices: int) -> str:
     """The part of a message with the largest ``accumulate`` that fits, if there is one."""
     e = experiment
-    fitting = [n for n in range(1, e.accumulate) if e.batch % (n * devices) == 0]
+    smallest = e.batch // 2 ** len(e.ramp)
+    fitting = [n for n in range(1, e.accumulate) if smallest % (n * devices) == 0]
     return f", or a smaller accumulate, such as {fitting[-1]}" if fitting else ""

@@ -161,7 +161,7 @@ def _run_plan(setup: "RunSetup", stop: Stop, profile: int, keep: Collection[int]
     }
     about = on_process_zero(lambda: workdir.config)
     result |= {key: about[key] for key in ("changes", "from") if key in about} | data.as_json()
-    workdir.finish(result, model.config, model.params, setup.experiment.data, data.head)
+    workdir.finish(result, model, setup.experiment.data, data.head)
     # A command with several runs must not start the next one. Several processes share one run only.
     if jax.process_count() == 1 and stop.asked():
         raise Preempted(
@@ -398,7 +398,9 @@ class Trainer:
         e = self.experiment
         name = self.spoken(phase)
         modifiers = tuple(m.program() for m in phase.modifiers)
-        about = (e.tx, phase.config, phase.length, e.batch, modifiers)
+        samples = phase.samples(e.batch)
+        self.data.resize(samples)
+        about = (e.tx, phase.config, phase.length, samples, modifiers)
         self.recorder.progress.phase(name, phase.end, programs.unused(*about))
         model = self.models[phase.name] if self.resumed else phase.init(self)
         first = max(self.first, phase.begin)
@@ -409,7 +411,7 @@ class Trainer:
             self.experiment.tx, e.accumulate, modifiers, e.parallel, self.mesh, e.mesh.once, skip
         )
         devices = token_devices(self.mesh)
-        setting = PhaseStart(self.models, first, e.batch, e.accumulate, e.seed, devices)
+        setting = PhaseStart(self.models, first, samples, e.accumulate, e.seed, devices)
         plans = step_plans(phase, model, setting)
         notes = {}
         for modifier in phase.modifiers:
@@ -426,7 +428,7 @@ class Trainer:
             self.profile.step(metrics)
             self.ledger.add(
                 flops=plan.flops,
-                tokens=e.batch * phase.length,
+                tokens=samples * phase.length,
                 steps=1,
                 layers=plan.layers,
                 source_tokens=self.data.last_drawn(phase.length),
@@ -498,18 +500,26 @@ class Trainer:
         )
 
     def validate(self, step: int, model: TrainState) -> None:
-        """Evaluate ``model`` on the validation batches, at no cost in the ledger, and log it."""
+        """Evaluate ``model`` on the validation batches, at no cost in the ledger, and log it.
+
+        The average of its weights, if there is one, is evaluated as well.
+        """
         evaluate = programs.evaluation(
             self.experiment.accumulate, self.experiment.parallel, self.mesh
         )
         # The training steps that are still running must count towards the cost, so the host waits
         # for them before it pauses the ledger.
         model = jax.block_until_ready(replace(model, opt=None))
+        weights = {"": model.params} | ({} if model.average is None else {"_ema": model.average})
+        means = {}
         with self.ledger.paused("validation"):
-            # All batches are dispatched before the host waits for the first result.
-            found = [[evaluate(model, x) for x in s] for s in self.data.validation.values()]
-            found = dict(zip(self.data.validation, jax.device_get(found), strict=True))
-        self.validation = self.finite(step, _means(found))
+            for suffix, params in weights.items():
+                variant = replace(model, params=params, average=None)
+                # All batches are dispatched before the host waits for the first result.
+                found = [[evaluate(variant, x) for x in s] for s in self.data.validation.values()]
+                found = dict(zip(self.data.validation, jax.device_get(found), strict=True))
+                means |= _means(found, suffix)
+        self.validation = self.finite(step, means)
         self.ledger.phases[-1].val_loss = self.validation["val_loss"]
         self.log(step, **self.validation)
 
@@ -614,14 +624,17 @@ class Trainer:
         return model, result
 
 
-def _means(values: Mapping[str, list[dict[str, float]]]) -> dict[str, float]:
+def _means(values: Mapping[str, list[dict[str, float]]], suffix: str = "") -> dict[str, float]:
     """The mean of each metric over all batches, and over those of each named validation set.
+
+    The suffix is appended to the names of the metrics.
 
     All batches have the same number of samples, so the first is the mean over all evaluated tokens.
     """
     means = {name: evaluated(of) for name, of in values.items() if name}
     total = evaluated([v for of in values.values() for v in of])
-    return total | {f"{k}/{name}": v for name, found in means.items() for k, v in found.items()}
+    sets = {"": total} | {f"/{name}": found for name, found in means.items()}
+    return {f"{k}{suffix}{name}": v for name, found in sets.items() for k, v in found.items()}
 
 
 def configs_of(models: Mapping[str, TrainState]) -> Json:

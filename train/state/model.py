@@ -68,6 +68,7 @@ class TrainState:
         to.
       parametrisation: how the parameters of the model are computed from ``params`` and ``base``;
         None if ``params`` are the parameters.
+      average: moving average of ``params``, if the run keeps one (`train.state.optim.Optim.ema`).
     """
 
     params: Tree
@@ -76,6 +77,7 @@ class TrainState:
     sensitivity: Tree = None
     base: Tree = None
     parametrisation: Parametrisation | None = struct.field(pytree_node=False, default=None)
+    average: Tree = None
 
     @property
     def axes(self) -> Tree | None:
@@ -100,16 +102,22 @@ def specs(
     )
     if axes is None:
         return replace(
-            model, params=_replicated(model.params), opt=_replicated(model.opt), base=base
+            model,
+            params=_replicated(model.params),
+            opt=_replicated(model.opt),
+            base=base,
+            average=_replicated(model.average),
         )
+    own = sharding.partition_specs(model.params, axes, mesh, rules)
     return replace(
         model,
-        params=sharding.partition_specs(model.params, axes, mesh, rules),
+        params=own,
         opt=None
         if model.opt is None
         else sharding.optimizer_specs(model.opt, model.params, axes, mesh, rules),
         sensitivity=_replicated(model.sensitivity),
         base=base,
+        average=None if model.average is None else own,
     )
 
 

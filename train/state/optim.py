@@ -6,13 +6,14 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxgrow.axes import Axes, Tree, is_names, path, role_of, sizes
 from jaxgrow.growth.moments import rebias
 from jaxgrow.models import Config
 from jaxgrow.optim import completep, muon
-from train.common.fields import SAME
+from train.common.fields import GIVEN, SAME
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,14 @@ class Optim:
     b2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1  # applied to kernels and embeddings only
+    # Decay only entries that the update makes smaller (Chen et al., 2025).
+    cautious_decay: bool = False
     clip: float = 1.0  # largest global norm of the gradient
     muon_momentum: float = 0.95
     # RMS of Muon's update of a matrix, divided by the learning rate; Adam's is about 0.2.
     muon_rms: float = 0.2
+    # Decay rate of an average of the weights, which is evaluated beside them. 0: no average.
+    ema: float = 0.0
     # The model that the learning rate was tuned on. Models of other sizes then get CompleteP's
     # multipliers (`jaxgrow.optim.completep`), from initialisation on.
     base: Config | None = None
@@ -50,6 +55,7 @@ class Optim:
         "decay": {"/plan.schedule": ("wsd",)},
         "b2": {"name": ("adamw", "muon")},
         "eps": {"name": ("adamw", "muon")},
+        "cautious_decay": {"name": ("adamw", "muon"), "weight_decay": GIVEN},
         "muon_momentum": {"name": ("muon",)},
         "muon_rms": {"name": ("muon",)},
     }
@@ -67,7 +73,7 @@ class Optim:
         for name in ("floor", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, but is {getattr(self, name)}")
-        for name in ("b1", "b2", "muon_momentum"):
+        for name in ("b1", "b2", "muon_momentum", "ema"):
             # At 1 the average would never change, and its bias correction would divide by 0.
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(
@@ -122,8 +128,9 @@ def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTran
         optimizers do not.
     """
     base = None if optim.base is None else tuple(optim.base.sizes().items())
+    decay = (optim.weight_decay, optim.cautious_decay)
     if optim.name == "adamw":
-        return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, optim.weight_decay, base)
+        return _adamw(optim.clip, optim.b1, optim.b2, optim.eps, *decay, base)
     if optim.name == "sgd":
         return _sgd(optim.clip, optim.b1, optim.weight_decay)
     matrices = tuple(muon.dimension_numbers(axes).items())
@@ -134,7 +141,7 @@ def transformation(optim: Optim, axes: Axes | None = None) -> optax.GradientTran
         optim.b1,
         optim.b2,
         optim.eps,
-        optim.weight_decay,
+        *decay,
     )
     return _muon(matrices, *own, base)
 
@@ -144,13 +151,13 @@ Base: TypeAlias = tuple[tuple[str, int], ...] | None  # sizes by axis name, hash
 
 @cache
 def _adamw(
-    clip: float, b1: float, b2: float, eps: float, weight_decay: float, base: Base
+    clip: float, b1: float, b2: float, eps: float, weight_decay: float, cautious: bool, base: Base
 ) -> optax.GradientTransformationExtraArgs:
     adam = optax.chain(
         completep.clip_by_global_norm(clip),
         completep.scale_by_adam(b1, b2, eps),
         rebias(b1, b2),
-        _decay(weight_decay),
+        _decay(weight_decay, cautious),
     )
     return _with_multipliers(adam, base)
 
@@ -165,12 +172,13 @@ def _muon(
     b2: float,
     eps: float,
     weight_decay: float,
+    cautious: bool,
     base: Base,
 ) -> optax.GradientTransformationExtraArgs:
     both = optax.chain(
         completep.clip_by_global_norm(clip),
         muon.scale_by_muon_and_adam(dict(matrices), momentum, rms, b1, b2, eps),
-        _decay(weight_decay),
+        _decay(weight_decay, cautious),
     )
     return _with_multipliers(both, base)
 
@@ -216,7 +224,15 @@ def decays(axes: Tree) -> Tree:
     )
 
 
-def _decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
+def _decay(weight_decay: float, cautious: bool = False) -> optax.GradientTransformationExtraArgs:
+    """Add ``weight_decay p`` to the update u of each parameter p that decays.
+
+    If ``cautious``, it is added only to the entries with ``u p >= 0``, whose size the update does not
+    increase.
+
+    References:
+      Chen et al., `Cautious Weight Decay <https://arxiv.org/abs/2510.12402>`_, 2025
+    """
     plain = optax.add_decayed_weights(weight_decay)
 
     def init(params):
@@ -225,6 +241,8 @@ def _decay(weight_decay: float) -> optax.GradientTransformationExtraArgs:
     def update(updates, state, params=None, *, axes: Tree | None, **_):
         if axes is None:
             return updates, state
+        if cautious:
+            params = jax.tree.map(lambda u, p: jnp.where(u * p >= 0, p, 0), updates, params)
         return optax.masked(plain, decays(axes)).update(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init, update)  # type: ignore[arg-type]  # axes has no default, so omitting it raises an error

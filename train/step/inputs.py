@@ -55,6 +55,7 @@ def step_plans(
             np.uint32(number),
             np.uint32(setting.seed),
             tuple(g.inputs for g in given),
+            np.float32(phase.optim.ema) if phase.optim.ema else None,
         )
         return StepPlan(inputs, flops, layers, log)
 

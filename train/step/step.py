@@ -47,6 +47,7 @@ class StepInputs:
     number: jax.typing.ArrayLike = np.uint32(0)  # index of the step; random numbers depend on it
     seed: jax.typing.ArrayLike = np.uint32(0)  # seed of the run; random numbers depend on it
     given: tuple[Tree, ...] = ()  # inputs of each modifier
+    ema: jax.typing.ArrayLike | None = None  # decay rate of the average of the weights
     # For steps that may be skipped: the numbers of skipped steps so far, as `skipping` returns them.
     skips: Tree = None
 
@@ -92,6 +93,9 @@ def train_step(
         after = updated(model, grads, tx, inputs.lr, pairs)
         for modifier, given in pairs:
             after = modifier.hold(model, after, given)
+        if inputs.ema is not None:
+            average = optax.incremental_update(after.params, model.average, 1 - inputs.ema)
+            after = replace(after, average=average)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(grads)}
         if skip:
             after, metrics["skips"] = skipping(model, after, metrics, inputs.skips)

@@ -39,6 +39,9 @@ from train.store.intact import KEPT, LOG, SAVING, STEP
 if TYPE_CHECKING:  # its import takes seconds
     from train.data.batches import Stream
 
+# The fields of a `TrainState` that a checkpoint stores.
+STORED = ("params", "opt", "sensitivity", "base", "average")
+
 
 class Checkpoints:
     """The two newest checkpoints of a run, and those that are kept for later.
@@ -223,8 +226,8 @@ def _name_is_taken(path: Path) -> UserError:
 
 def stored_trees(model: TrainState) -> Json:
     """Return the parts of a model that a checkpoint stores."""
-    rest = {"opt": model.opt, "sensitivity": model.sensitivity, "base": model.base}
-    return {"params": model.params} | {name: x for name, x in rest.items() if x is not None}
+    found = {name: getattr(model, name) for name in STORED}
+    return {name: tree for name, tree in found.items() if tree is not None}
 
 
 def _saving_options() -> ocp.Context:
@@ -286,8 +289,7 @@ def read_models(
     models = {}
     for name, model in expected.items():
         own = loaded["models"][name]
-        fields = ("params", "opt", "sensitivity", "base")
-        models[name] = replace(model, **{field: own.get(field) for field in fields})
+        models[name] = replace(model, **{field: own.get(field) for field in STORED})
     return models, position
 
 

@@ -5,7 +5,8 @@
 ``adapter.npz`` contain the learned maps or adapters, if there are any.
 
 A finished run has ``result.json`` and the parameters of its last model in the format of
-`jaxgrow.checkpoints`: ``params/`` and ``jaxgrow.json``. A run on text also has its tokenizer,
+`jaxgrow.checkpoints`: ``params/`` and ``jaxgrow.json``. ``ema/`` has the average of its weights in
+the same format, if the run keeps one. A run on text also has its tokenizer,
 ``tokenizer.json``, with the files that define its special tokens. A run on a task also has
 ``scores.json``. If `train.compare` has evaluated the run, there is an ``evaluated.json``.
 """
@@ -15,6 +16,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -67,8 +69,10 @@ _RESULT = {
 }
 # The files that a run writes after its config, before it begins.
 _EARLY = ("tokenizer.json", TRANSFORMERS)
+# The folder of the average of the weights.
+_EMA = "ema"
 # Files that a run replaces. Without a run, they belong to somebody else.
-_REPLACED = ("jaxgrow.json", "params", *_EARLY)
+_REPLACED = ("jaxgrow.json", "params", _EMA, *_EARLY)
 # The keys of the hashes in the identity of data. Only hashes are compared, because equal data may
 # have different names.
 _WHAT = ("train", "valid", "tokenizer")
@@ -382,8 +386,7 @@ class Workdir:
     def finish(
         self,
         result: Json,
-        config: Config,
-        params: Tree,
+        model: TrainState,
         data: Dataset,
         head: Json | None = None,
     ) -> None:
@@ -393,20 +396,21 @@ class Workdir:
 
         Args:
           result: result of the run.
-          config: config of the model.
-          params: parameters of the model.
+          model: last model. The average of its weights, if it has one, becomes the model in the
+            folder ``ema``.
           data: data of the experiment.
           head: task and labels of the head, which are recorded with the model.
         """
         on_process_zero(self.still_alone)
-        # A single process exports from the host, because this does not compile any program.
-        orbax.export_model(
-            self.folder,
-            config,
-            jax.device_get(params) if jax.process_count() == 1 else params,
-            head,
-        )
-        on_process_zero(lambda: self._end(result, config, data))
+        weights = {self.folder: model.params}
+        if model.average is not None:
+            weights[self.folder / _EMA] = model.average
+        for folder, tree in weights.items():
+            on_process_zero(partial(folder.mkdir, exist_ok=True))
+            # A single process exports from the host, because this does not compile any program.
+            tree = jax.device_get(tree) if jax.process_count() == 1 else tree
+            orbax.export_model(folder, model.config, tree, head)
+        on_process_zero(lambda: self._end(result, model.config, data))
 
     def keep_inputs(self, data: Dataset, config: Config) -> None:
         """Write the tokenizer of the data, if they are text, and the inputs for `transformers`.

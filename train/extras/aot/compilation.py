@@ -173,9 +173,9 @@ class AotRun:
         what = "initialisation" if isinstance(self._phase, Train) else self._phase.kind
         model, cost = self._compiled(program, arguments, what, 1, 0)
         if model.sensitivity is not None:  # later phases read its values
-            model = replace(
-                model, sensitivity=np.linspace(0, 1, model.config.depth, dtype=np.float32)
-            )
+            shape = model.sensitivity.shape
+            values = np.linspace(0, 1, math.prod(shape), dtype=np.float32).reshape(shape)
+            model = replace(model, sensitivity=values)
         return model, cost
 
     def train(self, phase: Phase) -> TrainState:
@@ -194,11 +194,12 @@ class AotRun:
             skip=e.on_nan == "skip",
         )
         program = over_mesh(make, self.mesh, donate=True)
-        batch = self._batch(e.batch)
+        samples = phase.samples(e.batch)
+        batch = self._batch(samples)
         # Phases read scalars of a model, such as Adam's step count. They are 0 here.
         known = jax.tree.map(lambda x: np.zeros((), x.dtype) if x.shape == () else x, model)
         setting = PhaseStart(
-            self.models, phase.begin, e.batch, e.accumulate, e.seed, token_devices(self.mesh)
+            self.models, phase.begin, samples, e.accumulate, e.seed, token_devices(self.mesh)
         )
         skips = np.zeros(3, np.int32) if e.on_nan == "skip" else None
         plans = step_plans(phase, known, setting)
@@ -209,7 +210,7 @@ class AotRun:
             what = _program_name(same, phase.config.depth)
             cost = float(np.mean([plan.flops for plan in same]))
             arguments = (state, batch, self._placed(replace(most.inputs, skips=skips)))
-            tokens = e.batch * phase.length
+            tokens = samples * phase.length
             self._compiled(program, arguments, what, steps, tokens, cost, models=(model,))
         self.validate(0, model)
         return model
@@ -224,7 +225,7 @@ class AotRun:
         self._evaluated.add(model.config)
         e = self.experiment
         program = over_mesh(partial(eval_step, e.accumulate), self.mesh)
-        arguments = (self._placed(replace(model, opt=None)), self._batch(e.batch))
+        arguments = (self._placed(replace(model, opt=None, average=None)), self._batch(e.batch))
         length = e.data.padded_length or model.config.length
         tokens = e.batch * length
         self._compiled(

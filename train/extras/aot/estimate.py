@@ -228,13 +228,14 @@ def smaller_settings(
     mesh = experiment.mesh
     meshes = [([], mesh)]
     inner = mesh.tensor * mesh.expert * mesh.context * mesh.replica
+    smallest = experiment.batch // 2 ** len(experiment.ramp)
     if devices > mesh.fsdp * inner and experiment.parallel == "mesh":
         fsdp = devices // inner
         meshes.append(([f"mesh.data=1 mesh.fsdp={fsdp}"], replace(mesh, data=1, fsdp=fsdp)))
     for sharded, mesh in meshes:
         for remat in REMATS[REMATS.index(experiment.model.remat) :]:
             accumulate = experiment.accumulate
-            while experiment.batch % (accumulate * devices) == 0:
+            while smallest % (accumulate * devices) == 0:
                 changes = [*sharded]
                 changes += [f"model.remat={remat}"] if remat != experiment.model.remat else []
                 changes += (
