@@ -64,7 +64,8 @@ def ema() -> Experiment:
 def ramp() -> Experiment:
     """Batches of 4, then 8, then 16 samples.
 
-    There are more steps, so that the run reads as many tokens as `wikipedia12.muon`.
+    There are more steps, so that the run reads as many tokens as `wikipedia12.muon`. It costs 1.3 %
+    more FLOPs, because the matrix products of Muon do not depend on the batch.
     """
     base = replace(wikipedia12.muon(), name="muon_ramp", ramp=(0.1, 0.3))
     return replace(base, steps=round(base.steps * base.batch / base.mean_batch))

@@ -49,7 +49,8 @@ def test_the_costs_are_those_that_the_file_claims():
     cost = {name: getattr(wikipedia_baselines, name)().cost for name in NAMES}
     muon = wikipedia12.muon()
     assert cost["ema"] == cost["cautious"] == muon.cost
-    assert cost["ramp"] == pytest.approx(muon.cost, rel=5e-3)  # Muon's own FLOPs are per step
+    # Muon's matrix products cost the same in each of the additional steps.
+    assert cost["ramp"] / muon.cost == pytest.approx(1.013, abs=5e-4)
     for at in ("35", "50"):
         assert cost[f"loop{at}"] == pytest.approx(cost[f"interleave{at}"], rel=0.03)
         assert cost[f"unloop{at}"] == pytest.approx(cost[f"interleave{at}"], rel=0.03)

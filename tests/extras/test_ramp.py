@@ -73,7 +73,7 @@ def test_phases_of_training_are_divided_where_the_batch_doubles(tmp_path, method
 def test_a_stream_of_other_batches_reads_the_same_samples():
     windows = Windows(np.arange(161), 4)
     whole, stream = (training_batches(windows, 8, seed=1) for _ in range(2))
-    expected = np.concatenate([next(whole)[0] for _ in range(7)])
+    expected = np.concatenate([next(whole)[0] for _ in range(8)])
     found = []
     for batch, count in ((2, 3), (4, 2), (8, 4), (2, 5)):
         stream.resize(batch, np.arange(batch))

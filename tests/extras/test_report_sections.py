@@ -145,3 +145,17 @@ def test_a_run_compared_with_itself_saves_nothing():
     (text,) = found.results()
     assert "reached its loss with 0.0 % ± 0.0 fewer FLOPs than a run from scratch" in text
     assert run_slowdown(base[0]) == 1
+
+
+def test_averages_of_weights_are_a_table(tmp_path):
+    base = [made(tmp_path, "base", SCRATCH, seed) for seed in (0, 1)]
+    averaged = [
+        made(tmp_path, "averaged", SCRATCH, seed, val_loss_ema=loss)
+        for seed, loss in ((0, 2.5), (1, 2.75))
+    ]
+    found = Comparison([base, averaged], [])
+    (row,) = found.sections["averages"][0]
+    assert (row["run"], row["val_loss_ema"]) == ("averaged", [2.5, 2.75])
+    (table,) = [t for t in tables(found.report()) if "average" in next(iter(t.values()))]
+    assert table["averaged"]["average"] == "2.6250 [2.5000, 2.7500]"
+    assert Comparison([base], []).sections["averages"] == ([], "")
