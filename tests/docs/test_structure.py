@@ -59,7 +59,9 @@ def test_the_code_is_small():
     # for loops, tied heads and experts added 350, the forecast and lengths in seconds 300, lists of
     # layers and model cards 185, of which 35 are in the core, and sizes for a number of parameters,
     # stored scores and vocabularies 370.
-    assert core <= 14_090 and sum(statements.values()) <= 29_500, (core, largest[:20])
+    # The average of the weights, the ramp of the batch and the utility of experts added 155, of which 85
+    # are in the core.
+    assert core <= 14_175 and sum(statements.values()) <= 29_655, (core, largest[:20])
 
 
 def test_the_stories_name_files_that_exist():
