@@ -392,6 +392,7 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
         "keep_every": 2,
         "on_nan": "skip",
         "attend": "document",
+        "ramp": (0.5,),
     }
 
     # Settings without which a field has no effect, or is refused.
