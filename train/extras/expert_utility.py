@@ -8,9 +8,9 @@ import optax
 
 from jaxgrow import flops
 from jaxgrow.axes import Tree
+from jaxgrow.extras.importance import expert_utility
 from jaxgrow.models import Config
 from jaxgrow.models.config import EXPERTS
-from jaxgrow.models.importance import expert_utility
 from train.plan.methods import PHASES
 from train.plan.phase import Models
 from train.plan.training import Measure
@@ -21,7 +21,7 @@ from train.state.model import TrainState, parameters
 class MeasureExperts(Measure, kind="measure"):
     """Measures the utility of each expert in each layer of the model ``name`` on validation data.
 
-    The sensitivity of the model is then `jaxgrow.models.importance.expert_utility`, by which
+    The sensitivity of the model is then `jaxgrow.extras.importance.expert_utility`, by which
     `train.plan.transforms.Grow` copies experts.
     """
 
