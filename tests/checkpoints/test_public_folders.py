@@ -53,7 +53,8 @@ def test_a_note_says_which_weights_were_read(tmp_path, capsys):
     same(folder, params)
     about = called(capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", 8)
     assert note in about["notes"]
-    kept = {"config.json", "generation_config.json", "jaxgrow.json", "model.safetensors"}
+    kept = {"README.md", "config.json", "generation_config.json", "jaxgrow.json"}
+    kept |= {"model.safetensors"}
     assert {file.name for file in (tmp_path / "b").iterdir()} == kept
     (folder / "model.safetensors").unlink()
     (note,) = called(capsys, "inspect", folder)["notes"]

@@ -185,8 +185,8 @@ def test_no_other_file_names_a_family_or_a_config_class():
     """Check every file except those of the families themselves."""
     bases = {"TextConfig", "EncoderConfig", "PatchConfig"}
     own = {Path(inspect.getfile(c)) for n, c in Config.families.items() if n not in bases}
-    # The exports, the parts and the rotary settings of the Llama files, and the writer of JSON.
-    own |= {ROOT / "jaxgrow/extras/models/rotary.py"}
+    # The pooler of the ViT, the exports, the rotary settings of the Llama files, and the writer of JSON.
+    own |= {ROOT / "jaxgrow/extras/models" / name for name in ("rotary.py", "pooler.py")}
     own |= {ROOT / "jaxgrow/models/__init__.py", ROOT / "jaxgrow/checkpoints/hf/rope.py"}
     writes = ROOT / "train/config/experiment.py"
     wrong = []
