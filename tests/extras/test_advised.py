@@ -45,6 +45,7 @@ EXCEPTIONS: dict[str, str] = {
         _TFDS,
     ),
     "takes more than {bounds.seconds}": _MACHINE,
+    "s to decode. If you trust the file": _MACHINE,
     "bytes of memory; if you trust the file, use": _MACHINE,
     "needs more than {bounds.bytes}": _MACHINE,
     "JAX cannot find them": _SEVERAL,

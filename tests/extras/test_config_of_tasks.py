@@ -65,7 +65,7 @@ def test_no_two_experiments_have_one_name():
         for path in CONFIGS
         for name in experiment_names(module(path))
     ]
-    assert len(set(every)) == len(every) == 208
+    assert len(set(every)) == len(every) == 223
 
 
 def test_no_experiment_has_a_setting_without_effect():

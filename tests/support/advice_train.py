@@ -335,10 +335,17 @@ MIXTURES = [
 # --- methods ---
 
 SENSITIVE = LayerDrop(sensitivity=Sensitivity())
+COPIES = ("expert_copies",)
 METHODS = [
     Case("cannot be divided into", lambda p: runs.experiment(p.folder, accumulate=3),
          lambda p, said: runs.experiment(p.folder, accumulate=3, batch=int(
              part(r"batch to a multiple of (\d+)", said)))),
+    Case("cannot be halved", lambda p: runs.experiment(p.folder, ramp=(0.1, 0.2, 0.3, 0.4)),
+         lambda p, said: runs.experiment(p.folder, ramp=(0.1, 0.2, 0.3, 0.4), batch=int(
+             part(r"batch to a multiple of (\d+)", said)))),
+    Case("copies by utility differ", lambda p: GrowTo(by=COPIES, utility=2, noise=5.0),
+         lambda p, said: [GrowTo(by=COPIES, **{name: 2}) for name in
+                          parts(r"leave out (\w+) or (\w+)", said)]),
     Case("set steps, or epochs", lambda p: runs.experiment(p.folder, steps=0),
          lambda p, said: runs.experiment(p.folder, steps=1, name=part("set (steps)", said))),
     Case("cannot take", lambda p: read(runs.experiment(p.folder, model=VIT)),
@@ -809,6 +816,9 @@ OTHERS = [
         "train.pretrain {config}:steps=8:optim.name=sgd --from {copied}@4 --workdir {new}",
         lambda words, said: [w.replace(":optim.name=sgd", "") for w in words]
         if "set optim.name as in that run" in said else words),
+    cli("has no average of its weights",
+        "train.pretrain {config}:steps=8:optim.ema=0.5 --from {copied}@4 --workdir {new}",
+        lambda words, said: [w.replace("optim.ema=0.5", part(r"set (\S+),", said)) for w in words]),
     Case("does not fit {len(devices)} devices", lambda p: Mesh(data=3).over(jax.devices()),
          lambda p, said: Mesh(data=int(part(r"fit (\d)", said))).over(jax.devices())),
     Case("belong together: give all three", lambda p: joining._check("a:1", None, 0),
