@@ -96,7 +96,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_runs_with_optimizer_state_resume_and_keep_their_averages(tmp_path, name, optimizer):
     e = runs.experiment(
