@@ -332,6 +332,7 @@ def test_a_growth_is_described_by_its_phases(finished):
     assert growth["recompiling_seconds"] == pytest.approx(compiled)
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("mesh", "moves"), [(Mesh(tensor=2), True), (Mesh(fsdp=4), False)], ids=["heads", "embed"]
 )
