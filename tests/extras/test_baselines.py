@@ -97,7 +97,9 @@ MODELS = {
 
 
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["loop", *(pytest.param(x, marks=pytest.mark.slow) for x in ("untie", "experts"))]
+)
 def test_runs_with_optimizer_state_resume_and_keep_their_averages(tmp_path, name, optimizer):
     e = runs.experiment(
         tmp_path, model=MODELS[name], method=CASES[name], optim=replace(MUON, name=optimizer),

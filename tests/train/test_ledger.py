@@ -334,7 +334,11 @@ def test_a_growth_is_described_by_its_phases(finished):
 
 @pytest.mark.extra
 @pytest.mark.parametrize(
-    ("mesh", "moves"), [(Mesh(tensor=2), True), (Mesh(fsdp=4), False)], ids=["heads", "embed"]
+    ("mesh", "moves"),
+    [
+        pytest.param(Mesh(tensor=2), True, id="heads"),
+        pytest.param(Mesh(fsdp=4), False, id="embed", marks=pytest.mark.slow),
+    ],
 )
 def test_arrays_of_other_shardings_are_moved_on_their_own(tmp_path, mesh, moves):
     """One head becomes two, which are divisible by two devices; 4 and 8 features are, by four."""
