@@ -131,6 +131,9 @@ def test_a_decoder_has_no_regular_expression(about):
     slow = {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "b"}
     with pytest.raises(UserError, match=r"the decoder of .* has a regular expression"):
         about({"decoder": {"type": "Sequence", "decoders": [slow]}})
+    for wrong in ({"type": "Replace", "pattern": 5}, {"type": "Sequence", "decoders": 5}):
+        with pytest.raises(UserError, match="no tokenizer at"):
+            about({"decoder": wrong})
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["encoding", "cutting"])

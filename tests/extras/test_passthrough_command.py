@@ -105,6 +105,7 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, capsys):
         ([*prune, "--keep", "0,9"], 1, "must be some of 0 .. 3, in ascending order, not [0, 9]"),
         ([*prune, "--keep", "1,0"], 1, "in ascending order"),
         ([*prune, "--keep", "0-1", "--mlp", "4"], 2, "omit --mlp"),
+        ([*prune, "--keep", "0-1", "--vocab", "8"], 2, "omit --vocab"),
         ([*prune, "--layers", "2"], 2, "give it inputs with --data FILE"),
     ):
         message = refused(capsys, *words, status=status)

@@ -5,6 +5,7 @@ the error of their number.
 """
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -264,6 +265,7 @@ def test_ids_in_lists_and_parts():
         ("grow {a} {b} --vocab 9999999", "--vocab 9999999: the maximum is 1,048,576"),
         ("grow {a} {b} --like-tokens {wrong}", "'x' must be a list of old ids, such as [12, 881]"),
         ("grow {a} {b} --like-tokens {empty}", "has no new tokens"),
+        ("grow {a} {b} --like-tokens {like} --seed 3", "--seed: the rows of --like-tokens are not"),
         (
             "prune {a} {b} --vocab 12",
             "--vocab 12 is not a choice of tokens: give a number from 1 to 11",
@@ -279,12 +281,25 @@ def test_ids_in_lists_and_parts():
     ],
 )
 def test_what_is_refused(folder, tmp_path, capsys, words, message):
-    files = {"wrong": {"x": [True]}, "empty": {}, "twice": {"keep": [1, 1]}}
+    files = {"wrong": {"x": [True]}, "empty": {}, "twice": {"keep": [1, 1]}, "like": {"x": [1]}}
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     places = {name: tmp_path / name for name in (*files, "b")}
     assert main([word.format(a=folder, **places) for word in words.split()]) in (1, 2)
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_deep_lists_of_special_tokens_are_one_line(folder, tmp_path, capsys):
+    source = tmp_path / "a"
+    shutil.copytree(folder, source)
+    deep = "[" * 900 + "5" + "]" * 900
+    (source / "generation_config.json").write_text(f'{{"eos_token_id": {deep}}}')
+    (tmp_path / "keep.json").write_text(json.dumps({"keep": KEEP}))
+    words = [str(source), str(tmp_path / "b"), "--vocab", str(tmp_path / "keep.json")]
+    assert main(["prune", *words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the special tokens of {source} cannot be read" in line
     assert not (tmp_path / "b").exists()
 
 

@@ -284,8 +284,10 @@ def _check_growth(about: object, path: Path) -> None:
 def _has_expression(decoder: Any) -> bool:
     if not isinstance(decoder, dict):
         return False
-    inner = decoder.get("decoders") or []
-    return "Regex" in (decoder.get("pattern") or {}) or any(map(_has_expression, inner))
+    pattern, inner = decoder.get("pattern"), decoder.get("decoders")
+    if isinstance(pattern, dict) and "Regex" in pattern:
+        return True
+    return isinstance(inner, list) and any(map(_has_expression, inner))
 
 
 def _growth(part: Any) -> float:

@@ -58,7 +58,7 @@ def card_of_model(model: Source, record: Json, architecture: str) -> str:
 # A model made by jaxgrow
 
 This is a {architecture} with {model.parameters:,} parameters. jaxgrow {__version__} made it from the `base_model` above.
-It was neither trained nor evaluated after the last of these steps:
+It was not trained after the last of these steps:
 
 ```json
 {_PATH.sub('"', shown)}

@@ -105,7 +105,7 @@ def run_prune(a: argparse.Namespace) -> None:
 def _prune_to_list(a: argparse.Namespace) -> None:
     """Keep the layers of ``--keep``."""
     why = "--keep names the layers that stay, so that nothing is measured and no width changes"
-    refuse_options(a, why, *AXES, "experts", "by", "data", "scores", "params")
+    refuse_options(a, why, *AXES, "experts", "by", "data", "scores", "params", "vocab")
     source = open_checkpoint(a.src)
     kept = [layer for _, layer in a.keep]
     with errors_with_options():

@@ -32,14 +32,18 @@ def grow_vocabulary(a: argparse.Namespace) -> None:
     if a.vocab is not None and a.vocab > LARGEST:
         raise UsageError(f"{axis_option(VOCAB)} {a.vocab}: the maximum is {LARGEST:,}")
     refuse_lost_state(a)
+    if a.vocab is None:
+        refuse_options(a, "the rows of --like-tokens are not sampled", "seed")
     source, old = _source_with_vocabulary(a)
     names, like = ([], []) if a.like_tokens is None else _similar_tokens(a.like_tokens)
     new = old + len(like) if a.vocab is None else a.vocab
     with errors_with_options():
         growth = new_tokens(source.sizes(), {VOCAB: new}, like, a.seed or 0)
-    arguments = {"target": {VOCAB: new}, "seed": a.seed or 0, "tokenizer": _UNCHANGED}
+    arguments = {"target": {VOCAB: new}, "tokenizer": _UNCHANGED}
     if like:
         arguments["like_tokens"] = dict(zip(names, like, strict=True))
+    else:
+        arguments["seed"] = a.seed or 0
     change = "their logits are bitwise equal"
     if source.config.predicts == "tokens":
         change += (
@@ -106,7 +110,10 @@ def prune_vocabulary(a: argparse.Namespace) -> None:
     source, old = _source_with_vocabulary(a)
     kept = _kept_tokens(a.vocab, old)
     new = {int(token): i for i, token in enumerate(kept)}
-    generation = _renumber_special(source, new, old)
+    with one_line(
+        CheckpointError, f"the special tokens of {a.src} cannot be read"
+    ):  # such as deep lists
+        generation = _renumber_special(source, new, old)
     with errors_with_options():
         growth = keep_units(source.sizes(), {VOCAB: kept})
     arguments = {"target": {VOCAB: len(kept)}, "vocab": a.vocab, "tokenizer": _UNCHANGED}
