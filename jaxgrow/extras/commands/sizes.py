@@ -11,7 +11,7 @@ from jaxgrow.cli.writing import sizes_as_text
 from jaxgrow.models.config import EXPERTS
 from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS
 
-# The largest relative difference from the number of parameters that was asked for.
+# The largest relative difference from the wanted number of parameters.
 TOLERANCE = 0.02
 # The kinds of axes that change together, the preferred ones first.
 _CHANGES = (WIDTHS, (LAYERS, *WIDTHS), (LAYERS, "mlp"), (LAYERS,))
@@ -60,7 +60,7 @@ def _nearest_sizes(
     """Return the number of parameters of the best sizes, and the sizes of the axes that change."""
     old = source.sizes()
     factors = _FACTORS if parameters > source.parameters else 1 / _FACTORS
-    # MLPs change by a factor of their own (the second dimension), which fills the gaps between the
+    # MLPs change by another factor (the second dimension), which fills the gaps between the
     # coarser sizes of the other axes.
     own = factors if "mlp" in kinds else factors[:1]
     tried = _sizes_by(source, kinds, factors[:, None], own[None, :])
