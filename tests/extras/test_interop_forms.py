@@ -220,3 +220,46 @@ def test_expert_copies(tmp_path, architecture, capsys):
         axis = -1 if name == "router" else 1
         twice = np.concatenate([old[name]["kernel"]] * 2, axis)
         assert (w["kernel"] - twice).std() == pytest.approx(noise, rel=0.3)
+
+
+@DECODERS
+def test_targets_are_the_numbers_of_parameters_that_transformers_counts(
+    tmp_path, architecture, capsys
+):
+    sizes: dict = {"hidden_size": 128, "intermediate_size": 384, "vocab_size": 97, "head_dim": 16}
+    source = made(tmp_path / "a", architecture, more=sizes)
+
+    def count(folder):
+        return getattr(transformers, architecture).from_pretrained(folder).num_parameters()
+
+    whole = count(source)
+    np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(3, 97, (4, 7)))
+    scores = ("--scores", tmp_path / "scores.safetensors")
+    run(
+        "prune",
+        source,
+        tmp_path / "b",
+        "--params",
+        0.7 * whole,
+        "--data",
+        tmp_path / "ids.npy",
+        *scores,
+    )
+    run("prune", source, tmp_path / "c", "--params", 0.8 * whole, *scores)
+    for name, part in (("b", 0.7), ("c", 0.8)):
+        assert_alike(tmp_path / name)
+        assert abs(count(tmp_path / name) / (part * whole) - 1) < 0.02
+
+    capsys.readouterr()
+    run("suggest", source, "--to-params", 2 * whole, "--json")
+    for i, target in enumerate(json.loads(capsys.readouterr().out)["targets"]):
+        way, folder = target["ways"][0], source
+        for method, sizes in zip(way["methods"], way["targets"], strict=True):
+            options = [
+                word for axis, n in sizes.items() for word in (f"--{axis}".replace("_", "-"), n)
+            ]
+            folder, before = tmp_path / f"{i}-{method}", folder
+            run("grow", before, folder, "--method", method, *options)
+        assert_alike(folder)
+        assert count(folder) == way["parameters"]
+        assert abs(count(folder) / (2 * whole) - 1) < 0.02

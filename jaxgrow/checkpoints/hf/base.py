@@ -282,6 +282,10 @@ class Family:
             )
         return value
 
+    def heads_rule(self, config: Config) -> Heads:
+        """Return which sizes the heads of a model may have, as ``heads``."""
+        return self.heads(config) if callable(self.heads) else self.heads
+
     def _storable(self, config: Config) -> None:
         """Check the size of the heads.
 
@@ -291,7 +295,7 @@ class Family:
         embed = config.embed
         heads = config.heads
         size = config.head_dim
-        rule = self.heads(config) if callable(self.heads) else self.heads
+        rule = self.heads_rule(config)
         if rule == "divide embed" and embed != heads * size:
             wrong = (
                 f"{self.architecture} has no setting for head_dim {size} (it would be "

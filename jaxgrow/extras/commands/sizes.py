@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxgrow.axes.names import LAYERS, axis_kind, axis_of, sibling_axis
 from jaxgrow.checkpoints import CheckpointError, Source
+from jaxgrow.checkpoints.hf.base import Heads
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.cli.writing import sizes_as_text
 from jaxgrow.models.config import EXPERTS
@@ -75,6 +76,10 @@ def _nearest_sizes(
     unequal = abs(np.arange(len(factors))[:, None] - np.arange(len(own))) * (len(own) > 1)
     # Within the tolerance, the most equal proportions decide, and then the smallest error.
     rank = error + np.where(error <= TOLERANCE, unequal, len(factors))
+    if _heads_rule(source) == "must divide embed":
+        for axis in (axis for axis in tried if axis_kind(axis) == HEADS):
+            embed = sibling_axis(axis, "embed")
+            rank = np.where(tried.get(embed, old[embed]) % tried[axis] == 0, rank, np.inf)
     best = np.unravel_index(rank.argmin(), rank.shape)
     sizes = {axis: int(np.broadcast_to(x, rank.shape)[best]) for axis, x in tried.items()}
     return int(count[best]), {axis: n for axis, n in sizes.items() if n != old[axis]}
@@ -128,13 +133,17 @@ def _heads_by(
     groups = multiples(keys if keys in old else axis, 1, factor)
     heads = groups * (old[axis] // old.get(keys, old[axis]))
     found = {axis: heads} | ({keys: groups} if keys in old else {})
-    family = source.family if isinstance(source, HuggingFace) else None
-    free = family is not None and family.heads == "free"
-    if not free and old[embed] == old[axis] * source.config.head_dim:
+    if _heads_rule(source) != "free" and old[embed] == old[axis] * source.config.head_dim:
         if fixed:
             return {}
         found[embed] = heads * source.config.head_dim
     return found
+
+
+def _heads_rule(source: Source) -> Heads:
+    """Return which sizes the heads may have, as `Family.heads`."""
+    is_hf = isinstance(source, HuggingFace)
+    return source.family.heads_rule(source.config) if is_hf else "divide embed"
 
 
 def unit_step(size: int) -> int:
