@@ -218,31 +218,19 @@ def a_file(folder: Path) -> Path:
 
 REFUSED = {
     "a project": (edited, "holds no checkpoint .*: .git/, thesis.tex. Choose another folder"),
-    "a thesis": (
-        with_more("thesis.tex"),
-        r"holds other files besides a checkpoint.*: thesis.tex\.",
-    ),
+    "a thesis": (with_more("thesis.tex"), r"holds other files besides a checkpoint.*: thesis.tex\."),
     "a repository": (with_more(".git/"), r"holds other files besides a checkpoint.*: .git/\."),
-    "weights of others": (
-        with_more("optimizer.pt", "pytorch_model.bin"),
-        r"optimizer.pt, pytorch_model.bin\.",
-    ),
-    "weights that look like a shard": (
-        with_more("model-best-of-three.safetensors"),
-        "model-best-of-three",
-    ),
+    "weights of others": (with_more("optimizer.pt", "pytorch_model.bin"), r"optimizer.pt, pytorch_model.bin\."),
+    "weights that look like a shard": (with_more("model-best-of-three.safetensors"), "model-best-of-three"),
     "a folder of a known name": (with_more("README.md/"), r"README.md/\."),
-    "a hundred files": (
-        with_more(*(f"{i:03}.txt" for i in range(100))),
-        r"018.txt, 019.txt, and 80 more\.",
-    ),
+    "a hundred files": (with_more(*(f"{i:03}.txt" for i in range(100))), r"018.txt, 019.txt, and 80 more\."),
     "among parameters": (with_more("params/thesis.tex", make=orbax), "params/thesis.tex"),
     "another architecture": (of_another_architecture, "holds no checkpoint"),
     "no weights": (without_weights, "holds no checkpoint"),
     "another record": (with_another_record, "holds no checkpoint"),
     "a link": (linked, "exists and is not a folder"),
     "a file": (a_file, "exists and is not a folder"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -344,46 +344,26 @@ def test_missing_unknown_and_misshapen_tensors_are_listed(tmp_path):
     assert "(axes: vocab embed)" in text
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"architectures": ["T5Model"]},
-            r'is \["T5Model"\], which is not supported.* `jaxgrow architectures` lists',
-        ),
-        (
-            {"architectures": None},
-            r"architectures is null.* Write its class there, one of GPT2LMHeadModel, GPT2For",
-        ),
-        (
-            {"architectures": None, "model_type": "t5"},
-            "architectures is null, which is not supported",
-        ),
-        (
-            {"model_type": "gpt_bigcode"},
-            'model_type is "gpt_bigcode", but jaxgrow supports GPT2LMHeadModel only with "gpt2"',
-        ),
-        ({"n_layer": None}, "n_layer is null, but should be an integer"),
-        ({"n_layer": "4"}, 'n_layer is "4", but should be an integer'),
-        ({"n_layer": True}, "n_layer is true, but should be an integer"),
-        ({"n_layer": 10**30}, "n_layer is 10+, but a size must be an integer from 1"),
-        ({"n_layer": 10**9}, "1000000000 layers, but the folder has only 52 tensors"),
-        ({"n_head": 5}, "hidden size 12 is not divisible by 5 heads"),
-        ({"vocab_size": -3}, "vocab_size is -3, but a size must be"),
-        (
-            {"vocab_size": 12},
-            r"transformer.wte.weight .* shape \(11, 12\), but config.json requires \(12, 12\)",
-        ),
-        ({"layer_norm_epsilon": "x"}, 'layer_norm_epsilon is "x", but should be a number'),
-        (
-            {"activation_function": "relu"},
-            'activation_function is "relu", but jaxgrow supports GPT2LMHeadModel only with "gelu_new" or',
-        ),
-        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
-        # The tensors are those of a GPT-2.
-        ({"quantization_config": {"bits": 4}}, "dequantize"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"architectures": ["T5Model"]}, r'is \["T5Model"\], which is not supported.* `jaxgrow architectures` lists'),
+    ({"architectures": None}, r"architectures is null.* Write its class there, one of GPT2LMHeadModel, GPT2For"),
+    ({"architectures": None, "model_type": "t5"}, "architectures is null, which is not supported"),
+    ({"model_type": "gpt_bigcode"}, 'model_type is "gpt_bigcode", but jaxgrow supports GPT2LMHeadModel only with "gpt2"'),
+    ({"n_layer": None}, "n_layer is null, but should be an integer"),
+    ({"n_layer": "4"}, 'n_layer is "4", but should be an integer'),
+    ({"n_layer": True}, "n_layer is true, but should be an integer"),
+    ({"n_layer": 10**30}, "n_layer is 10+, but a size must be an integer from 1"),
+    ({"n_layer": 10**9}, "1000000000 layers, but the folder has only 52 tensors"),
+    ({"n_head": 5}, "hidden size 12 is not divisible by 5 heads"),
+    ({"vocab_size": -3}, "vocab_size is -3, but a size must be"),
+    ({"vocab_size": 12}, r"transformer.wte.weight .* shape \(11, 12\), but config.json requires \(12, 12\)"),
+    ({"layer_norm_epsilon": "x"}, 'layer_norm_epsilon is "x", but should be a number'),
+    ({"activation_function": "relu"},
+     'activation_function is "relu", but jaxgrow supports GPT2LMHeadModel only with "gelu_new" or'),
+    ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
+    # The tensors are those of a GPT-2.
+    ({"quantization_config": {"bits": 4}}, "dequantize"),
+])  # fmt: skip
 def test_configs_that_are_wrong_or_not_computed(tmp_path, values, message):
     folder = saved(tmp_path / "a")
     change(folder, **values)

@@ -197,22 +197,16 @@ def peak() -> int:
 # --- one by one ---
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"architectures": [["GPT2LMHeadModel"]]},
-            'architectures is [["GPT2LMHeadModel"]], which is not supported',
-        ),
-        ({"architectures": [{}]}, "architectures is [{}], which is not supported"),
-        ({"layer_norm_epsilon": float("nan")}, "NaN is not a number in JSON"),
-        ({"layer_norm_epsilon": float("inf")}, "Infinity is not a number in JSON"),
-        ({"their_own": [float("nan")]}, "NaN is not a number in JSON"),
-        ({"layer_norm_epsilon": -1e-5}, "eps is -1e-05, but must be at least 0"),
-        ({"layer_norm_epsilon": 1e300}, "eps is 1e+300, but must be at least 0"),
-        ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"architectures": [["GPT2LMHeadModel"]]}, 'architectures is [["GPT2LMHeadModel"]], which is not supported'),
+    ({"architectures": [{}]}, "architectures is [{}], which is not supported"),
+    ({"layer_norm_epsilon": float("nan")}, "NaN is not a number in JSON"),
+    ({"layer_norm_epsilon": float("inf")}, "Infinity is not a number in JSON"),
+    ({"their_own": [float("nan")]}, "NaN is not a number in JSON"),
+    ({"layer_norm_epsilon": -1e-5}, "eps is -1e-05, but must be at least 0"),
+    ({"layer_norm_epsilon": 1e300}, "eps is 1e+300, but must be at least 0"),
+    ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),
+])  # fmt: skip
 def test_configs_of_values_that_are_none(tmp_path, capsys, values, message):
     saved(tmp_path / "a")
     change(tmp_path / "a", **values)
@@ -237,28 +231,10 @@ def test_no_json_is_written_with_numbers_that_are_none(tmp_path, folder):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(
-            ("layers", {}),
-            ("layers", 4.0),
-            ("layers", True),
-            ("layers", [[]]),
-            ("vocabulary", 3),
-            ("family", {}),
-        ),
-        *(
-            ("eps", {}),
-            ("eps", "1"),
-            ("dtype", {}),
-            ("dtype", "int8"),
-            ("tied", 1),
-            ("tied", {}),
-            ("family", "T5"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    *(("layers", {}), ("layers", 4.0), ("layers", True), ("layers", [[]]), ("vocabulary", 3), ("family", {})),
+    *(("eps", {}), ("eps", "1"), ("dtype", {}), ("dtype", "int8"), ("tied", 1), ("tied", {}), ("family", "T5")),
+])  # fmt: skip
 def test_a_record_of_values_of_another_type(tmp_path, folder, capsys, field, value):
     with pytest.raises(ValueError, match=field if field != "family" else "no model family"):
         from_json(CONFIG.as_json() | {field: value})

@@ -109,17 +109,9 @@ def test_a_tensor_is_read_from_the_file_that_the_index_names(tmp_path, capsys):
 # --- one cause, one sentence ---
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    [
-        "_orig_mod.",
-        "module.",
-        "base_model.model.",
-        "module._orig_mod.",
-        "model.",
-        "_forward_module.",
-    ],
-)
+@pytest.mark.parametrize("prefix", [
+    "_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "model.", "_forward_module.",
+])  # fmt: skip
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "LlamaModel"])
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_prefix_is_removed_with_a_note(tmp_path, prefix, architecture, bare):
@@ -329,47 +321,23 @@ Q = "model.layers.0.self_attn.q_proj."
 LORA = f"{Q}lora_A.weight"
 # For each row: what is wrong, its message, and what the message says.
 WAYS_OUT = {
-    "layers": (
-        lambda f: change(f, layer_types=["full_attention"] * 4, num_hidden_layers=3),
-        "or correct num_hidden_layers",
-        lambda f: change(f, num_hidden_layers=4),
-    ),
-    "indices": (
-        lambda f: change(f, full_attention_layers=[1, 4]),
-        "so the last layer is 3. Write the indices of layers of this model",
-        lambda f: change(f, full_attention_layers=[0, 3]),
-    ),
-    "quantised in place": (
-        lambda f: change(f, quantization={"bits": 4}),
-        "config.json has quantization",
-        lambda f: change(f, quantization=None),
-    ),
-    "another name": (
-        lambda f: change(f, architectures=["LamaForCausalLM"]),
-        "Write its class there, one of LlamaForCausalLM",
-        lambda f: change(f, architectures=["LlamaForCausalLM"]),
-    ),
-    "quantised": (
-        lambda f: change(f, quantization_config={"quant_method": "gptq"}),
-        "dequantize this one in transformers",
-        lambda f: change(f, quantization_config=None),
-    ),
-    "no name": (
-        lambda f: change(f, architectures=None),
-        "Write its class there, one of LlamaForCausalLM",
-        lambda f: change(f, architectures=["LlamaForCausalLM"]),
-    ),
-    "tied": (
-        lambda f: change(f, tie_word_embeddings=True),
-        'Set "tie_word_embeddings" to false',
-        lambda f: change(f, tie_word_embeddings=False),
-    ),
-    "tied, remove": (
-        lambda f: change(f, tie_word_embeddings=True),
-        "or remove lm_head.weight from model.safetensors",
-        lambda f: without(f, "lm_head.weight"),
-    ),
-}
+    "layers": (lambda f: change(f, layer_types=["full_attention"] * 4, num_hidden_layers=3), "or correct num_hidden_layers",
+     lambda f: change(f, num_hidden_layers=4)),
+    "indices": (lambda f: change(f, full_attention_layers=[1, 4]),
+     "so the last layer is 3. Write the indices of layers of this model", lambda f: change(f, full_attention_layers=[0, 3])),
+    "quantised in place": (lambda f: change(f, quantization={"bits": 4}), "config.json has quantization",
+     lambda f: change(f, quantization=None)),
+    "another name": (lambda f: change(f, architectures=["LamaForCausalLM"]), "Write its class there, one of LlamaForCausalLM",
+     lambda f: change(f, architectures=["LlamaForCausalLM"])),
+    "quantised": (lambda f: change(f, quantization_config={"quant_method": "gptq"}), "dequantize this one in transformers",
+     lambda f: change(f, quantization_config=None)),
+    "no name": (lambda f: change(f, architectures=None), "Write its class there, one of LlamaForCausalLM",
+     lambda f: change(f, architectures=["LlamaForCausalLM"])),
+    "tied": (lambda f: change(f, tie_word_embeddings=True), 'Set "tie_word_embeddings" to false',
+     lambda f: change(f, tie_word_embeddings=False)),
+    "tied, remove": (lambda f: change(f, tie_word_embeddings=True), "or remove lm_head.weight from model.safetensors",
+     lambda f: without(f, "lm_head.weight")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WAYS_OUT)

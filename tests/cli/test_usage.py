@@ -36,19 +36,13 @@ def test_help_and_usage_errors_import_neither_jax_nor_extras(arguments, status):
     assert (done.returncode, done.stderr.splitlines()[-1]) == (status, "[]")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("grwo a b", "'grwo' does not exist; did you mean grow"),
-        ("grow a b --method hyperclone", "'hyperclone' does not exist; did you mean hypercloning"),
-        ("grow a b --method zzz", "'zzz' does not exist; choose from aki, average, "),
-        (
-            "grow a b",
-            "one of the arguments --method --layers-from --vocab --like-tokens is required",
-        ),
-        ("grow a b --method stack --layers 4 --overwite", "--overwite; did you mean --overwrite"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("grwo a b", "'grwo' does not exist; did you mean grow"),
+    ("grow a b --method hyperclone", "'hyperclone' does not exist; did you mean hypercloning"),
+    ("grow a b --method zzz", "'zzz' does not exist; choose from aki, average, "),
+    ("grow a b", "one of the arguments --method --layers-from --vocab --like-tokens is required"),
+    ("grow a b --method stack --layers 4 --overwite", "--overwite; did you mean --overwrite"),
+])  # fmt: skip
 def test_a_usage_error_is_one_line_with_the_nearest_name(arguments, said, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments.split())

@@ -112,19 +112,13 @@ def test_the_allowed_directions_have_no_cycle():
         above.add(name)
 
 
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("from jaxgrow.optim.muon import flops", {("jaxgrow", "optim", "muon", "flops")}),
-        (
-            "def f():\n    from jaxgrow import growth, axes",
-            {("jaxgrow", "growth"), ("jaxgrow", "axes")},
-        ),
-        ("import train.run.trainer", {("train", "run", "trainer")}),
-        ("import jaxgrow", {("jaxgrow",)}),
-        ("import jax\nfrom jax import growth", set()),
-    ],
-)
+@pytest.mark.parametrize(("code", "found"), [
+    ("from jaxgrow.optim.muon import flops", {("jaxgrow", "optim", "muon", "flops")}),
+    ("def f():\n    from jaxgrow import growth, axes", {("jaxgrow", "growth"), ("jaxgrow", "axes")}),
+    ("import train.run.trainer", {("train", "run", "trainer")}),
+    ("import jaxgrow", {("jaxgrow",)}),
+    ("import jax\nfrom jax import growth", set()),
+])  # fmt: skip
 def test_imports_are_found(code, found):
     assert imported(code) == found
 

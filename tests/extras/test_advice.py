@@ -126,16 +126,9 @@ def empty_validation(folder: Path) -> Case:
 
 
 CASES = [
-    own_validation,
-    held_out,
-    held_out_as_much_as_possible,
-    named_split,
-    small_corpus,
-    micro_batches,
-    larger_batch,
-    measurement,
-    empty_validation,
-]
+    own_validation, held_out, held_out_as_much_as_possible, named_split, small_corpus,
+    micro_batches, larger_batch, measurement, empty_validation,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])

@@ -148,16 +148,11 @@ def test_a_kernel_that_does_not_serve_says_why(monkeypatch, by, on, given, says)
         assert jax.eval_shape(partial(attention, causal=True), *qkv).shape == qkv[0].shape
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"mask_BS": jnp.ones((2, 128), bool)}, "attention=cudnn .*: some keys are masked"),
-        (
-            {"form": ScoreForm(segments_BT=np.zeros((2, 128), np.int32))},
-            "attention in segments needs the kernel splash or xla; set attention=auto",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "says"), [
+    ({"mask_BS": jnp.ones((2, 128), bool)}, "attention=cudnn .*: some keys are masked"),
+    ({"form": ScoreForm(segments_BT=np.zeros((2, 128), np.int32))},
+     "attention in segments needs the kernel splash or xla; set attention=auto"),
+])  # fmt: skip
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
 def test_padding_and_segments_on_a_gpu_run_in_xla(monkeypatch, causal, given, says):
     """JAX refuses a mask of keys for cuDNN, and computes the gradient of a mask of scores."""

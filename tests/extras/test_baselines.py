@@ -80,15 +80,9 @@ CASES = {
             GrowTo(stages(0.5), ("unloop",), moments="exact"),
         ),
     ),
-    "untie": Growing(
-        replace(DEEP, tied=True),
-        TrainStage(0.5),
-        (GrowTo(stages(0.5), ("untie",), moments="copy"),),
-    ),
-    "experts": Growing(
-        MOE, TrainStage(0.5), (GrowTo(stages(0.5), ("expert_copies",), moments="copy", utility=2),)
-    ),
-}
+    "untie": Growing(replace(DEEP, tied=True), TrainStage(0.5), (GrowTo(stages(0.5), ("untie",), moments="copy"),)),
+    "experts": Growing(MOE, TrainStage(0.5), (GrowTo(stages(0.5), ("expert_copies",), moments="copy", utility=2),)),
+}  # fmt: skip
 MODELS = {
     "loop": DEEP,
     "untie": replace(DEEP, tied=False),

@@ -39,19 +39,12 @@ PHASES: dict[str, Callable[[Path], float]] = {
 }
 # For each other command: its arguments, and such a number. It writes to ``out``.
 COMMANDS: dict[str, tuple[str, Callable[[Path], float]]] = {
-    "grow": (
-        "jaxgrow_command grow RUN out --method stack --layers 8 --overwrite",
-        lambda folder: any(folder.glob(".jaxgrow-*")),
-    ),
-    "convert": (
-        "jaxgrow_command convert RUN out --to hf --overwrite",
-        lambda folder: any(folder.glob(".jaxgrow-*")),
-    ),
-    "evaluate": (
-        "train.evaluate RUN --tasks bits_per_byte --data TEXT --json out/scores.json",
-        lambda folder: time.monotonic(),
-    ),
-}
+    "grow": ("jaxgrow_command grow RUN out --method stack --layers 8 --overwrite",
+     lambda folder: any(folder.glob(".jaxgrow-*"))),
+    "convert": ("jaxgrow_command convert RUN out --to hf --overwrite", lambda folder: any(folder.glob(".jaxgrow-*"))),
+    "evaluate": ("train.evaluate RUN --tasks bits_per_byte --data TEXT --json out/scores.json",
+     lambda folder: time.monotonic()),
+}  # fmt: skip
 # Seconds after the beginning of a phase in which the signal is sent.
 LATEST = 1.0
 LATE = 8  # attempts for one signal, because a process may end before it arrives

@@ -54,11 +54,8 @@ COLUMNS = {
     "record": (pa.array([t and {"a": {"b": t}} for t in TEXTS]), "text.a.b"),
     "a name with dots": (pa.array([t and {"a.b": t} for t in TEXTS]), "text.a.b"),
     "messages": (pa.array([t and [{"role": "user", "content": t}] for t in TEXTS]), "text.content"),
-    "nested dictionary": (
-        pa.StructArray.from_arrays([pa.array(TEXTS).dictionary_encode()], ["a"]),
-        "text.a",
-    ),
-}
+    "nested dictionary": (pa.StructArray.from_arrays([pa.array(TEXTS).dictionary_encode()], ["a"]), "text.a"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
@@ -175,25 +172,14 @@ def test_the_model_needs_a_vocabulary_for_all_ids(tmp_path):
         next(training_text(data))
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.bin", b"\0\1\2", "not a multiple of the 2 bytes of uint16; set data.ids"),
-        ("a.npy", b"\0\1\2", "save it again with numpy.save"),
-        (
-            "a.jsonl",
-            b'{"input_ids": ["a"]}',
-            "line 1: field 'input_ids' is not a list of token ids",
-        ),
-        (
-            "a.jsonl",
-            b'{"input_ids": [1.5]}',
-            "line 1: field 'input_ids' is not a list of token ids",
-        ),
-        ("a.jsonl", b'{"text": "a"}', "line 1 has no field 'input_ids', only text; set data.field"),
-        ("a.txt", b"a", "does not have a supported format: .npy, .bin"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("a.bin", b"\0\1\2", "not a multiple of the 2 bytes of uint16; set data.ids"),
+    ("a.npy", b"\0\1\2", "save it again with numpy.save"),
+    ("a.jsonl", b'{"input_ids": ["a"]}', "line 1: field 'input_ids' is not a list of token ids"),
+    ("a.jsonl", b'{"input_ids": [1.5]}', "line 1: field 'input_ids' is not a list of token ids"),
+    ("a.jsonl", b'{"text": "a"}', "line 1 has no field 'input_ids', only text; set data.field"),
+    ("a.txt", b"a", "does not have a supported format: .npy, .bin"),
+])  # fmt: skip
 def test_files_without_token_ids_are_named(read, tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as refused:

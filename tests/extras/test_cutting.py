@@ -22,21 +22,9 @@ from train.extras.tokenizers import cutting
 from train.extras.tokenizers.cutting import TextEncoder, cut_document
 
 WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "while",
-    "1234567",
-    "dogs,",
-    "8",
-    "naïve",
-    "cafés",
-    "ran;",
-    "they're",
-    "北京很大",
-    "(fast)!",
-]
+    "the", "cat", "sat", "on", "while", "1234567", "dogs,", "8", "naïve", "cafés", "ran;",
+    "they're", "北京很大", "(fast)!",
+]  # fmt: skip
 
 
 @cache

@@ -47,18 +47,12 @@ def test_axes_are_config_fields():
     assert attention["key"]["kernel"] == ("layers", "embed.in", "heads", "head_dim.in")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"norm": "pre", "types": 2}, "does not support norm=pre, types=2"),
-        ({"c2p": False, "p2c": False}, "needs at least one of them"),
-        ({"distances": 6}, "distances is 6, but must be a multiple of 4"),
-        (
-            {"farthest": 3},
-            "farthest is 3, but must be above 3 if buckets are used for distances above 2",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"norm": "pre", "types": 2}, "does not support norm=pre, types=2"),
+    ({"c2p": False, "p2c": False}, "needs at least one of them"),
+    ({"distances": 6}, "distances is 6, but must be a multiple of 4"),
+    ({"farthest": 3}, "farthest is 3, but must be above 3 if buckets are used for distances above 2"),
+])  # fmt: skip
 def test_config_errors(wrong, message):
     with pytest.raises(ValueError, match=message):
         config(**wrong)

@@ -99,22 +99,18 @@ BERT = BERTConfig(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, 
 LR = np.float32(0.5)
 
 
-@pytest.mark.parametrize(
-    ("how", "accumulate", "mesh"),
-    [
-        ("mesh", 4, Mesh()),
-        *(
-            pytest.param(*way, marks=pytest.mark.slow)
-            for way in (
-                ("pmap", 2, Mesh()),
-                ("mesh", 2, Mesh(fsdp=4)),
-                ("mesh", 2, Mesh(fsdp=2, context=2)),
-                ("once", 2, Mesh(fsdp=4)),
-            )
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("how", "accumulate", "mesh"), [
+    ("mesh", 4, Mesh()),
+    *(
+        pytest.param(*way, marks=pytest.mark.slow)
+        for way in (
+            ("pmap", 2, Mesh()),
+            ("mesh", 2, Mesh(fsdp=4)),
+            ("mesh", 2, Mesh(fsdp=2, context=2)),
+            ("once", 2, Mesh(fsdp=4)),
+        )
+    ),
+], ids=str)  # fmt: skip
 def test_every_division_of_a_batch_trains_alike(data, how, accumulate, mesh):
     """Micro-batches and devices have different numbers of targets."""
     tx = optax.with_extra_args_support(optax.identity())

@@ -433,23 +433,20 @@ def test_a_choice_with_its_default_value_uses_its_settings():
     assert not unused(Learned(lr=0.5)) and not unused(Inherit(runs.SMALL, temperature=3.0))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (
-            ["data.path=there"],
-            "data.path='there' has no effect with data.source='stdlib': set data.source to 'text', 'tokens' or 'tfds', "
-            "or leave out data.path",
-        ),
-        (["optim.muon_rms=1"], "set optim.name to 'muon'"),
-        (["optim.cautious_decay=true", "optim.weight_decay=0"], "set optim.weight_decay, or leave"),
-        (["optim.decay=0.5"], "set optim.schedule to 'wsd'"),
-        (["mesh.gradients=step"], "with mesh.fsdp=1: set mesh.fsdp, or leave out"),
-        (["data.whole_words=true"], "with model.masked=0.0: set model.masked, or leave out"),
-        (["most_skipped=3"], "with on_nan='stop': set on_nan to 'skip'"),
-        (["method.drop.gamma=3", "method.drop.time=linear"], "set method.drop.time to 'pld'"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "says"), [
+    (
+        ["data.path=there"],
+        "data.path='there' has no effect with data.source='stdlib': set data.source to 'text', 'tokens' or 'tfds', "
+        "or leave out data.path",
+    ),
+    (["optim.muon_rms=1"], "set optim.name to 'muon'"),
+    (["optim.cautious_decay=true", "optim.weight_decay=0"], "set optim.weight_decay, or leave"),
+    (["optim.decay=0.5"], "set optim.schedule to 'wsd'"),
+    (["mesh.gradients=step"], "with mesh.fsdp=1: set mesh.fsdp, or leave out"),
+    (["data.whole_words=true"], "with model.masked=0.0: set model.masked, or leave out"),
+    (["most_skipped=3"], "with on_nan='stop': set on_nan to 'skip'"),
+    (["method.drop.gamma=3", "method.drop.time=linear"], "set method.drop.time to 'pld'"),
+])  # fmt: skip
 def test_a_setting_that_nothing_uses_is_an_error(tmp_path, overrides, says):
     config = runs.script(tmp_path, runs.experiment(tmp_path, data=Data()))
     with pytest.raises(UserError) as found:
@@ -558,14 +555,9 @@ def test_each_field_of_a_variance():
 
 
 MODIFIED = [
-    Rewarm(steps=3),
-    Ramp((2, 4, 6, 8)),
-    ShortContext(2),
-    DropTokens(TokenDrop(0.25)),
-    FreezeParts(Freeze((0,))),
-    DropUnits(0.5),
-    DropLayers(LayerDrop()),
-]
+    Rewarm(steps=3), Ramp((2, 4, 6, 8)), ShortContext(2), DropTokens(TokenDrop(0.25)),
+    FreezeParts(Freeze((0,))), DropUnits(0.5), DropLayers(LayerDrop()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("modifier", MODIFIED, ids=lambda m: m.key)
@@ -654,18 +646,8 @@ def settings_classes(hint: object) -> Iterator[type]:
 # Classes whose fields the tests above change; every other class is a base of these.
 CHANGED_ABOVE = {*map(type, [*METHODS, *MODIFIED]), *map(Config.families.get, SIZES)}
 CHANGED_ABOVE |= {
-    Optim,
-    Mesh,
-    Data,
-    Images,
-    Augment,
-    TrainStage,
-    GrowTo,
-    Learned,
-    LiGO,
-    Grouping,
-    Pruning,
-}
+    Optim, Mesh, Data, Images, Augment, TrainStage, GrowTo, Learned, LiGO, Grouping, Pruning,
+}  # fmt: skip
 CHANGED_ABOVE |= {FineTune, Best, LoRA, Labelled}
 CHANGED_ABOVE |= {LayerDrop, Sensitivity, Variance, TokenDrop, Freeze, Adapter, Loop, Experiment}
 

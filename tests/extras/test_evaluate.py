@@ -113,19 +113,10 @@ def test_scores_do_not_depend_on_batching(gpt):
         assert score.greedy == right[request.begin - 1 : request.end - 1].all()
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {
-            "rope_by": "longrope",
-            "rope_short": (1.0,) * 4,
-            "rope_long": (2.0, 3.0, 5.0, 9.0),
-            "rope_context": 16,
-        },
-        {"experts": 4, "capacity": 1.0},
-    ],
-    ids=["longrope", "experts with a capacity"],
-)
+@pytest.mark.parametrize("more", [
+    {"rope_by": "longrope", "rope_short": (1.0,) * 4, "rope_long": (2.0, 3.0, 5.0, 9.0), "rope_context": 16},
+    {"experts": 4, "capacity": 1.0},
+], ids=["longrope", "experts with a capacity"])  # fmt: skip
 def test_scores_of_a_short_text_do_not_depend_on_a_long_one(more):
     """Padding to the long text would change positions, or would fill the experts."""
     llama = scorer(LlamaConfig(**SIZES | {"context": 48}, kv_heads=2, **more))

@@ -172,17 +172,10 @@ def test_the_logs_of_the_longer_modernbert_give_the_table():
         assert text in PAGES["docs/results/encoders.md"], text
 
 
-@pytest.mark.parametrize(
-    ("name", "rates", "experiment"),
-    [
-        ("vit_sweep", ("7.5e-4", "1.5e-3", "3e-3"), "configs/cifar10.py:vit_long"),
-        (
-            "encoder_sweep",
-            ("1.25e-3", "2.5e-3", "5e-3", "1e-2"),
-            "configs/wikipedia_encoder.py:long",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "rates", "experiment"), [
+    ("vit_sweep", ("7.5e-4", "1.5e-3", "3e-3"), "configs/cifar10.py:vit_long"),
+    ("encoder_sweep", ("1.25e-3", "2.5e-3", "5e-3", "1e-2"), "configs/wikipedia_encoder.py:long"),
+])  # fmt: skip
 def test_the_logs_of_a_sweep_give_the_chosen_learning_rate(name, rates, experiment):
     losses = {}
     for rate in rates:

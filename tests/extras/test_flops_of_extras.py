@@ -20,18 +20,14 @@ SHAPE = SIZES | {"kv_heads": 3}
 FORMS = {
     "experts": LlamaConfig(**SHAPE, experts=5, active=2),
     "experts with a capacity": LlamaConfig(**SHAPE, experts=5, active=2, capacity=1.25),
-    "sublayers in parallel, biases, no gate": LlamaConfig(
-        **SHAPE, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True, rotary=0.5
-    ),
-    "four norms, norms of queries and keys, a window, caps": LlamaConfig(
-        **SHAPE, norms="both", query_norm="head", kinds="s", window=9, score_cap=5.0, logit_cap=5.0
-    ),
+    "sublayers in parallel, biases, no gate": LlamaConfig(**SHAPE, layer_norm=True, parallel=True, gated=False, bias=True,
+        qkv_bias=True, rotary=0.5),
+    "four norms, norms of queries and keys, a window, caps": LlamaConfig(**SHAPE, norms="both", query_norm="head", kinds="s",
+        window=9, score_cap=5.0, logit_cap=5.0),
     # This config is wider because the error function of GELU, which is omitted, takes many
     # operations.
-    "ModernBERT": ModernBERTConfig(
-        **SHAPE | {"embed": 192, "head_dim": 64, "mlp": 480}, kinds="s", window=9
-    ),
-}
+    "ModernBERT": ModernBERTConfig(**SHAPE | {"embed": 192, "head_dim": 64, "mlp": 480}, kinds="s", window=9),
+}  # fmt: skip
 
 
 CAIT = CaiTConfig(

@@ -285,95 +285,46 @@ def without(path: Path, name: str) -> Path:
 
 
 WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "no such field": (
-        lambda p: written(p / "a.jsonl", b'{"body": "a"}\n{"text": "b", "id": 1}\n'),
-        "{}/a.jsonl, line 2 has no field 'body', only text, id; set data.field",
-    ),
-    "no field at all": (
-        lambda p: written(p / "a.jsonl", b"{}"),
-        "{}/a.jsonl, line 1 has no field 'body', only none;",
-    ),
-    "a damaged line": (
-        lambda p: written(p / "a.jsonl.gz", gzip.compress(b'{"body": "a"}\n\n{"body": "b\n')),
-        "{}/a.jsonl.gz, line 3 is not JSON (Invalid control character at); correct or delete the line",
-    ),
-    "100,000 brackets": (
-        lambda p: written(p / "a.jsonl", b"[" * 100_000),
-        "{}/a.jsonl, line 1 is not JSON (",
-    ),
-    "a quote that is not closed": (
-        lambda p: written(p / "a.csv", b'id,body\n1,"a\nb"\n\n2,"c\n3,d\n'),
-        "{}/a.csv, line 5: unexpected end of data; correct the quotes of the row",
-    ),
-    "one array": (
-        lambda p: written(p / "a.jsonl", b'[{"body": "a"}]'),
-        "{}/a.jsonl, line 1 is a list, but should be a JSON object",
-    ),
-    "a number": (
-        lambda p: written(p / "a.jsonl", b'{"body": "a"}\n{"body": 0}'),
-        "{}/a.jsonl, line 2: field 'body' is not text, but 0; set data.field",
-    ),
-    "no such column": (
-        lambda p: (
-            as_lines(p / "a", ["a"]) and written_table(p / "b.parquet", {"text": ["a"], "id": [1]})
-        ),
-        "{}/b.parquet, row 1 has no field 'body', only text, id; set data.field",
-    ),
-    "a column of numbers": (
-        lambda p: written_table(p / "a.parquet", {"body": [1]}),
-        "{}/a.parquet, row 1: field 'body' is not text, but 1; set data.field",
-    ),
-    "a dataset without that column": (
-        lambda p: as_columns(as_dataset(p / "d", ["a"]), {"text": ["a"]}),
-        "{}/d/data-00001-of-00002.arrow, row 1 has no field 'body', only text; set data.field",
-    ),
-    "no Parquet": (
-        lambda p: written(p / "a.parquet", b"no Parquet at all"),
-        "cannot read {}/a.parquet: ",
-    ),
-    "an empty Parquet file": (
-        lambda p: written(p / "a.parquet", b""),
-        "cannot read {}/a.parquet: ",
-    ),
-    "an empty file of lines": (
-        lambda p: written(p / "a.jsonl", b""),
-        "the train text of the corpus is empty",
-    ),
-    "blank lines": (
-        lambda p: written(p / "a.jsonl", b"\n \n"),
-        "the train text of the corpus is empty",
-    ),
-    "nulls alone": (
-        lambda p: as_lines(p / "a", [None, ""]),
-        "the train text of the corpus is empty",
-    ),
+    "no such field": (lambda p: written(p / "a.jsonl", b'{"body": "a"}\n{"text": "b", "id": 1}\n'),
+     "{}/a.jsonl, line 2 has no field 'body', only text, id; set data.field"),
+    "no field at all": (lambda p: written(p / "a.jsonl", b"{}"), "{}/a.jsonl, line 1 has no field 'body', only none;"),
+    "a damaged line": (lambda p: written(p / "a.jsonl.gz", gzip.compress(b'{"body": "a"}\n\n{"body": "b\n')),
+     "{}/a.jsonl.gz, line 3 is not JSON (Invalid control character at); correct or delete the line"),
+    "100,000 brackets": (lambda p: written(p / "a.jsonl", b"[" * 100_000), "{}/a.jsonl, line 1 is not JSON ("),
+    "a quote that is not closed": (lambda p: written(p / "a.csv", b'id,body\n1,"a\nb"\n\n2,"c\n3,d\n'),
+     "{}/a.csv, line 5: unexpected end of data; correct the quotes of the row"),
+    "one array": (lambda p: written(p / "a.jsonl", b'[{"body": "a"}]'),
+     "{}/a.jsonl, line 1 is a list, but should be a JSON object"),
+    "a number": (lambda p: written(p / "a.jsonl", b'{"body": "a"}\n{"body": 0}'),
+     "{}/a.jsonl, line 2: field 'body' is not text, but 0; set data.field"),
+    "no such column": (lambda p: (as_lines(p / "a", ["a"]) and written_table(p / "b.parquet", {"text": ["a"], "id": [1]})),
+     "{}/b.parquet, row 1 has no field 'body', only text, id; set data.field"),
+    "a column of numbers": (lambda p: written_table(p / "a.parquet", {"body": [1]}),
+     "{}/a.parquet, row 1: field 'body' is not text, but 1; set data.field"),
+    "a dataset without that column": (lambda p: as_columns(as_dataset(p / "d", ["a"]), {"text": ["a"]}),
+     "{}/d/data-00001-of-00002.arrow, row 1 has no field 'body', only text; set data.field"),
+    "no Parquet": (lambda p: written(p / "a.parquet", b"no Parquet at all"), "cannot read {}/a.parquet: "),
+    "an empty Parquet file": (lambda p: written(p / "a.parquet", b""), "cannot read {}/a.parquet: "),
+    "an empty file of lines": (lambda p: written(p / "a.jsonl", b""), "the train text of the corpus is empty"),
+    "blank lines": (lambda p: written(p / "a.jsonl", b"\n \n"), "the train text of the corpus is empty"),
+    "nulls alone": (lambda p: as_lines(p / "a", [None, ""]), "the train text of the corpus is empty"),
     "no rows": (lambda p: as_parquet(p / "a", []), "the train text of the corpus is empty"),
-    "a lost shard": (
-        lambda p: without(as_dataset(p / "d", ["a"]), "data-00001-of-00002.arrow"),
-        "{}/d lacks 1 of 2 files that its state.json names, such as data-00001-of-00002.arrow",
-    ),
-    "a damaged state": (
-        lambda p: written(as_dataset(p / "d", ["a"]) / "state.json", b"{}").parent,
-        "{}/d/state.json has no list '_data_files'; save the dataset again with save_to_disk",
-    ),
-    "no training split": (
-        lambda p: as_splits(p / "d", "en", "de"),
-        "{}/d has no split 'train', only en, de; name the folder of one in data.path",
-    ),
-    "a lost split": (
-        lambda p: as_splits(p / "d", "train", "test", lost="test"),
-        "there is no corpus at {}/d/test; set data.path to a file or a folder of text",
-    ),
-    "splits within a folder": (
-        lambda p: as_splits(p / "d", "train", "test").parent,
-        "{}/d holds the splits train, test; name the folder of one",
-    ),
+    "a lost shard": (lambda p: without(as_dataset(p / "d", ["a"]), "data-00001-of-00002.arrow"),
+     "{}/d lacks 1 of 2 files that its state.json names, such as data-00001-of-00002.arrow"),
+    "a damaged state": (lambda p: written(as_dataset(p / "d", ["a"]) / "state.json", b"{}").parent,
+     "{}/d/state.json has no list '_data_files'; save the dataset again with save_to_disk"),
+    "no training split": (lambda p: as_splits(p / "d", "en", "de"),
+     "{}/d has no split 'train', only en, de; name the folder of one in data.path"),
+    "a lost split": (lambda p: as_splits(p / "d", "train", "test", lost="test"),
+     "there is no corpus at {}/d/test; set data.path to a file or a folder of text"),
+    "splits within a folder": (lambda p: as_splits(p / "d", "train", "test").parent,
+     "{}/d holds the splits train, test; name the folder of one"),
     "another suffix": (
         lambda p: written(p / "a.json", b'{"body": "a"}'),
         "{}/a.json does not have a supported format: .txt, .jsonl (both also .gz, .xz or .zst), .json.gz, .parquet and "
         ".arrow files are read, and .md, .py, .csv files; rename a .json with one object per line to .jsonl",
     ),
-}
+}  # fmt: skip
 
 
 def written_table(path: Path, columns: dict[str, list[Any]]) -> Path:

@@ -21,21 +21,8 @@ NUMBERS = "-1 0 1 -0.5 1.5 1e3 1e308 1e999 -inf nan 1000000000000 10**9 2**64 0x
 TEXTS = (
     "",
     "lambda: 1",
-    *[
-        "a",
-        "'a'",
-        "é",
-        "\x00",
-        "�",
-        "a=b",
-        "None",
-        "True",
-        "true",
-        "...",
-        "b'x'",
-        "__import__('os')",
-    ],
-)
+    *["a", "'a'", "é", "\x00", "�", "a=b", "None", "True", "true", "...", "b'x'", "__import__('os')"],
+)  # fmt: skip
 NESTED = (
     "(" * 2000,
     "-" * 3000 + "1",
@@ -93,10 +80,7 @@ def test_1000_settings(tmp_path):
 CONFIG, ABSENT, FILE = "{config}", "{folder}/absent", "{folder}/a.txt"
 COMMANDS = {
     "pretrain": ([CONFIG], ["--set", "--coordinator", "--processes", "--process", "--workdir"]),
-    "compare": (
-        [CONFIG, CONFIG],
-        ["--set", "--seeds", "--frontier", "--evaluate", "--data", "--finetune"],
-    ),
+    "compare": ([CONFIG, CONFIG], ["--set", "--seeds", "--frontier", "--evaluate", "--data", "--finetune"]),
     "sweep": ([CONFIG], ["--set", "--seeds", "--frontier", "--halving"]),
     "race": ([CONFIG, ABSENT], ["--set", "--seeds", "--steps", "--by"]),
     "finetune": ([CONFIG, "--model", ABSENT], ["--set", "--seeds", "--lr"]),
@@ -105,16 +89,13 @@ COMMANDS = {
         [ABSENT, "--prompt", "a"],
         "--prompt --max-new --temperature --top-k --min-p --repetition-penalty --samples --tokenizer".split(),  # noqa: SIM905
     ),
-    "evaluate": (
-        [ABSENT, "--tasks", "wikitext2"],
-        ["--tasks", "--data", "--stride", "--few-shot", "--limit"],
-    ),
+    "evaluate": ([ABSENT, "--tasks", "wikitext2"], ["--tasks", "--data", "--stride", "--few-shot", "--limit"]),
     "ligo_maps": ([FILE], ["--plot", "--apply", "--out"]),
     "preflight": ([CONFIG, "--on", "nothing"], ["--set", "--on", "--utilisation"]),
     "scaling": ([ABSENT], ["--at"]),
     "show": ([ABSENT, "--out", "{folder}/a.png"], ["--out"]),
     "variance": ([ABSENT, ABSENT], []),
-}
+}  # fmt: skip
 
 
 class Reached(BaseException):

@@ -407,33 +407,26 @@ def test_min_p_leaves_tokens_by_their_ratio_to_the_likeliest(min_p):
 DRAWN, LEAVE = "without a temperature the likeliest token is taken: also set", "leave it out"
 
 
-@pytest.mark.parametrize(
-    ("prompts", "settings", "says"),
-    [
-        ([[1], []], {}, "prompt 1 is empty: give at least one token"),
-        ([[[1]]], {}, "prompt 0 is not a sequence of tokens"),
-        ([[0.5]], {}, "prompt 0 has tokens of float64, not integers"),
-        ([[1, 11]], {}, "prompt 0 has the token 11, but the model's tokens are 0 to 10"),
-        ([[1, -1]], {}, "prompt 0 has the token -1, but"),
-        (
-            [[1] * 40],
-            {},
-            "has 40 tokens, which leaves no room in the model's context of 40: shorten",
-        ),
-        ([[1]], {"max_new": 0}, "max_new is 0, less than 1"),
-        ([[1]], {"end": 11}, "end is 11, but the model's tokens are 0 to 10"),
-        ([[1]], {"end": [3, 12]}, "end is 12, but the model's tokens are 0 to 10"),
-        ([[1]], {"temperature": 0.0}, f"temperature is 0.0, but must be above 0; {LEAVE}"),
-        ([[1]], {"temperature": float("nan")}, "temperature is nan, but must be above 0"),
-        ([[1]], {"top_k": 5}, f"top_k is 5, but {DRAWN}"),
-        ([[1]], {"min_p": 0.1}, f"min_p is 0.1, but {DRAWN}"),
-        ([[1]], {"temperature": 1.0, "top_k": 0}, f"top_k is 0, less than 1; {LEAVE}"),
-        ([[1]], {"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0, .* above 0 and at most 1"),
-        ([[1]], {"temperature": 1.0, "top_p": 1.1}, "top_p is 1.1, .* above 0 and at most 1"),
-        ([[1]], {"temperature": 1.0, "min_p": 1.5}, "min_p is 1.5, .* above 0 and at most 1"),
-        ([[1]], {"repetition_penalty": 0.0}, f"penalty is 0.0, but must be above 0; {LEAVE}"),
-    ],
-)
+@pytest.mark.parametrize(("prompts", "settings", "says"), [
+    ([[1], []], {}, "prompt 1 is empty: give at least one token"),
+    ([[[1]]], {}, "prompt 0 is not a sequence of tokens"),
+    ([[0.5]], {}, "prompt 0 has tokens of float64, not integers"),
+    ([[1, 11]], {}, "prompt 0 has the token 11, but the model's tokens are 0 to 10"),
+    ([[1, -1]], {}, "prompt 0 has the token -1, but"),
+    ([[1] * 40], {}, "has 40 tokens, which leaves no room in the model's context of 40: shorten"),
+    ([[1]], {"max_new": 0}, "max_new is 0, less than 1"),
+    ([[1]], {"end": 11}, "end is 11, but the model's tokens are 0 to 10"),
+    ([[1]], {"end": [3, 12]}, "end is 12, but the model's tokens are 0 to 10"),
+    ([[1]], {"temperature": 0.0}, f"temperature is 0.0, but must be above 0; {LEAVE}"),
+    ([[1]], {"temperature": float("nan")}, "temperature is nan, but must be above 0"),
+    ([[1]], {"top_k": 5}, f"top_k is 5, but {DRAWN}"),
+    ([[1]], {"min_p": 0.1}, f"min_p is 0.1, but {DRAWN}"),
+    ([[1]], {"temperature": 1.0, "top_k": 0}, f"top_k is 0, less than 1; {LEAVE}"),
+    ([[1]], {"temperature": 1.0, "top_p": 0.0}, "top_p is 0.0, .* above 0 and at most 1"),
+    ([[1]], {"temperature": 1.0, "top_p": 1.1}, "top_p is 1.1, .* above 0 and at most 1"),
+    ([[1]], {"temperature": 1.0, "min_p": 1.5}, "min_p is 1.5, .* above 0 and at most 1"),
+    ([[1]], {"repetition_penalty": 0.0}, f"penalty is 0.0, but must be above 0; {LEAVE}"),
+])  # fmt: skip
 def test_what_is_wrong_is_said(prompts, settings, says):
     with pytest.raises(ValueError, match=says):
         generate(GPT, {}, prompts, **{"max_new": 3} | settings)

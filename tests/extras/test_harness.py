@@ -357,32 +357,14 @@ def test_tasks_that_cannot_be_run_are_refused(home, task, settings, says):
         Benchmarks(home / "files", **settings).load([task])
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "content", "says"),
-    [
-        ("lambada_openai", "lambada_test.jsonl", "{", "line 1 is not JSON"),
-        (
-            "lambada_openai",
-            "lambada_test.jsonl",
-            '{"txt": "a b"}',
-            "line 1: text is missing; there are txt",
-        ),
-        ("lambada_openai", "lambada_test.jsonl", '{"text": "one"}', "line 1 is a single word"),
-        (
-            "piqa",
-            "valid.jsonl",
-            '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}',
-            "the label is 2, not 0 or 1",
-        ),
-        (
-            "hellaswag",
-            "hellaswag_val.jsonl",
-            json.dumps(SWAGS[0] | {"label": 4}),
-            "the label is '4', but there are 4",
-        ),
-        ("blimp_wh_island", "wh_island.jsonl", "", "has no records"),
-    ],
-)
+@pytest.mark.parametrize(("task", "name", "content", "says"), [
+    ("lambada_openai", "lambada_test.jsonl", "{", "line 1 is not JSON"),
+    ("lambada_openai", "lambada_test.jsonl", '{"txt": "a b"}', "line 1: text is missing; there are txt"),
+    ("lambada_openai", "lambada_test.jsonl", '{"text": "one"}', "line 1 is a single word"),
+    ("piqa", "valid.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}', "the label is 2, not 0 or 1"),
+    ("hellaswag", "hellaswag_val.jsonl", json.dumps(SWAGS[0] | {"label": 4}), "the label is '4', but there are 4"),
+    ("blimp_wh_island", "wh_island.jsonl", "", "has no records"),
+])  # fmt: skip
 def test_damaged_files_are_named(tmp_path, task, name, content, says):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=says):

@@ -382,20 +382,12 @@ def test_no_module_is_imported_by_the_name_of_a_feature(tmp_path):
 # --- the README of a dataset ---
 
 
-@pytest.mark.parametrize(
-    "front",
-    [
-        # Each alias repeats everything before it.
-        "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10) if i else 1}]" for i in range(12))
-        + "\nconfigs: [*a11]",
-        "x: &x ["
-        + "1," * 4000
-        + "1]\ny: &y ["
-        + "{split: train, path: *x}," * 4000
-        + "*x]\nconfigs: [*y]",
-        "configs: &a [*a]",
-    ],
-)
+@pytest.mark.parametrize("front", [
+    # Each alias repeats everything before it.
+    "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10) if i else 1}]" for i in range(12)) + "\nconfigs: [*a11]",
+    "x: &x [" + "1," * 4000 + "1]\ny: &y [" + "{split: train, path: *x}," * 4000 + "*x]\nconfigs: [*y]",
+    "configs: &a [*a]",
+])  # fmt: skip
 def test_aliases_in_a_readme_do_not_fill_the_memory(tmp_path, front):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "README.md").write_text(f"---\n{front}\n---\n")

@@ -41,12 +41,9 @@ GATHER = LayerDrop(execution="gather")
 DROPPING = Scratch((DropLayers(LayerDrop(theta=0.5, time="constant")),))
 METHODS = {
     "SBLD": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),)),
-    "V-cycle": VCycle(
-        (TrainStage(0.25),),
-        (TrainStage(0.5, modifiers=(DropLayers(GATHER),)), TrainStage(0.5)),
-        moments_up="exact",
-    ),
-}
+    "V-cycle": VCycle((TrainStage(0.25),), (TrainStage(0.5, modifiers=(DropLayers(GATHER),)), TrainStage(0.5)),
+        moments_up="exact"),
+}  # fmt: skip
 # The driver runs experiments one after the other and prints the result of each, as seen by this
 # process, on one line of stdout.
 DRIVER = """
@@ -452,16 +449,10 @@ CLUSTERS = {
     "a port": ({NODES: "n7", "JAX_COORDINATOR_PORT": "9"}, "n7:9"),
     "an address": ({"JAX_COORDINATOR_ADDRESS": "n7:12", NODES: "n8"}, "n7:12"),
     "Open MPI 5": ({"OMPI_COMM_WORLD_SIZE": "2"}, f"{socket.gethostname()}:61440"),
-    "TPU pod of Kubernetes": (
-        {"TPU_WORKER_HOSTNAMES": "t-0.svc,t-1.svc", "JOB_COMPLETION_INDEX": "1"},
-        "t-0.svc:8482",
-    ),
-    "TPU slices": (
-        {"TPU_WORKER_HOSTNAMES": "t-8", "MEGASCALE_COORDINATOR_ADDRESS": "t-0:8081"},
-        "t-0:8482",
-    ),
+    "TPU pod of Kubernetes": ({"TPU_WORKER_HOSTNAMES": "t-0.svc,t-1.svc", "JOB_COMPLETION_INDEX": "1"}, "t-0.svc:8482"),
+    "TPU slices": ({"TPU_WORKER_HOSTNAMES": "t-8", "MEGASCALE_COORDINATOR_ADDRESS": "t-0:8081"}, "t-0:8482"),
     "TPU VM": ({}, ":"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("variables", "expected"), CLUSTERS.values(), ids=CLUSTERS)
@@ -493,15 +484,10 @@ def test_processes_that_slurm_starts_train_as_one(tmp_path):
     runs.assert_close(tmp_path / "run", tmp_path / "alone")
 
 
-@pytest.mark.parametrize(
-    ("process", "says"),
-    [
-        pytest.param(
-            "0", "not all of the 2 processes connected within 1 s", marks=pytest.mark.slow
-        ),
-        ("1", "does not answer within 1 s"),
-    ],
-)
+@pytest.mark.parametrize(("process", "says"), [
+    pytest.param("0", "not all of the 2 processes connected within 1 s", marks=pytest.mark.slow),
+    ("1", "does not answer within 1 s"),
+])  # fmt: skip
 def test_a_coordinator_that_does_not_answer_is_told_in_one_line(tmp_path, process, says):
     code = "import sys; from train import pretrain; from train.extras import joining\n"
     code += "from train.common.errors import exits_cleanly; joining.ANSWER = 1\n"

@@ -535,23 +535,13 @@ def test_the_files_of_mnist_are_read(mnist):
     np.testing.assert_allclose(pixels[..., 0], (np.asarray(image) / 255 - 0.5) / 0.5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "says"),
-    [
-        ("t10k-labels-idx1-ubyte.gz", lambda f: f.unlink(), "there is no t10k-labels-idx1-ubyte"),
-        (
-            "train-images-idx3-ubyte.gz",
-            lambda f: f.write_bytes(gzip.compress(gzip.decompress(f.read_bytes())[:-1])),
-            "train-images-idx3-ubyte.gz is damaged",
-        ),
-        ("train-images-idx3-ubyte.gz", lambda f: f.write_bytes(f.read_bytes()[:-9]), "cannot read"),
-        (
-            "train-labels-idx1-ubyte.gz",
-            lambda f: idx_file(f, np.zeros(5, np.uint8)),
-            "one label for each",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "says"), [
+    ("t10k-labels-idx1-ubyte.gz", lambda f: f.unlink(), "there is no t10k-labels-idx1-ubyte"),
+    ("train-images-idx3-ubyte.gz", lambda f: f.write_bytes(gzip.compress(gzip.decompress(f.read_bytes())[:-1])),
+     "train-images-idx3-ubyte.gz is damaged"),
+    ("train-images-idx3-ubyte.gz", lambda f: f.write_bytes(f.read_bytes()[:-9]), "cannot read"),
+    ("train-labels-idx1-ubyte.gz", lambda f: idx_file(f, np.zeros(5, np.uint8)), "one label for each"),
+])  # fmt: skip
 def test_damaged_files_of_mnist_are_named(mnist, name, change, says):
     change(mnist / name)
     with pytest.raises(UserError, match=says):

@@ -462,22 +462,14 @@ NO_MIXTURES = [
     ("GPTNeoXForCausalLM", UP, "experts can only be made from gated MLPs without biases"),
     ("BertForMaskedLM", GROUPS, "but this BERTConfig is another kind of model"),
     ("Swinv2ForImageClassification", GROUPS, "but this SwinConfig is another kind of model"),
-    (
-        "ModernBertForMaskedLM",
-        "virtual_groups --experts 4",
-        "no architecture stores a ModernBERTConfig that predicts",
-    ),
+    ("ModernBertForMaskedLM", "virtual_groups --experts 4", "no architecture stores a ModernBERTConfig that predicts"),
     ("LlamaForCausalLM", f"{UP} --active 9", "to at least 1 and at most 8 experts"),
     ("LlamaForCausalLM", f"{UP} --active 0", "to at least 1 and at most 8 experts"),
-    (
-        "LlamaForCausalLM",
-        "upcycle --experts 2000000",
-        "--experts 2000000: the maximum is 1,048,576",
-    ),
+    ("LlamaForCausalLM", "upcycle --experts 2000000", "--experts 2000000: the maximum is 1,048,576"),
     ("LlamaForCausalLM", f"{UP} --noise 10", "--noise: the routers of new experts are random"),
     ("LlamaForCausalLM", "upcycle", "requires the number of experts, such as --experts 8"),
     ("LlamaForCausalLM", "stack --layers 4 --experts 8", "create experts, and stack does not"),
-]
+]  # fmt: skip
 
 
 def test_what_no_mixture_stores_is_told(tmp_path, capsys):

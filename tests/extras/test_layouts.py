@@ -27,21 +27,13 @@ def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("layout", "shape"),
-    [
-        (FormatRow(("embed.in", "heads", "head_dim"), "embed (heads head_dim)"), (E, H * D)),
-        (
-            FormatRow(
-                ("heads", "head_dim", "embed.in"), "kv_heads q_heads_per_group head_dim embed"
-            ),
-            (K, H // K, D, E),
-        ),
-        (FormatRow(("embed.norm.scale",), embed_power=0.5, plus=-1.0), (E,)),
-        (FormatRow(("embed.in", "mlp")).stacked(1), (E, L, M)),
-        (FormatRow(("heads", "embed.in"), "(heads) embed").stacked(0), (L, H, E)),
-    ],
-)
+@pytest.mark.parametrize(("layout", "shape"), [
+    (FormatRow(("embed.in", "heads", "head_dim"), "embed (heads head_dim)"), (E, H * D)),
+    (FormatRow(("heads", "head_dim", "embed.in"), "kv_heads q_heads_per_group head_dim embed"), (K, H // K, D, E)),
+    (FormatRow(("embed.norm.scale",), embed_power=0.5, plus=-1.0), (E,)),
+    (FormatRow(("embed.in", "mlp")).stacked(1), (E, L, M)),
+    (FormatRow(("heads", "embed.in"), "(heads) embed").stacked(0), (L, H, E)),
+])  # fmt: skip
 def test_a_layout_reads_and_writes_what_it_says(layout, shape):
     sizes = {"embed": E, "heads": H, "kv_heads": K, "head_dim": D, "mlp": M, "layers": L}
     array = drawn(*shape)

@@ -245,30 +245,14 @@ class Scanned(nn.Module):
         return scan()(x)[0]
 
 
-@pytest.mark.parametrize(
-    ("model", "block", "says"),
-    [
-        (
-            Wrong("wider"),
-            Wrong,
-            r"Wrong takes float32\[2, 5\] and returns float32\[2, 6\]\. A dropped block returns",
-        ),
-        (Wrong("dict"), Wrong, r"Wrong takes float32\[2, 5\] and returns dict\. A dropped block"),
-        (Wrong("half"), Wrong, r"Wrong takes float32\[2, 5\] and returns float16\[2, 5\]"),
-        (
-            Wrong("count"),
-            Wrong,
-            r"Wrong returns int32 after its first result\. The other results must be floats",
-        ),
-        (
-            Scanned(False),
-            Listed,
-            "nn.scan runs one call of Listed for all layers, but the keep mask has one entry per layer",
-        ),
-        (Scanned(True), Listed, "nn.scan runs one call of Listed for all layers"),
-    ],
-    ids=["shape", "dict", "dtype", "integers", "nn.scan", "nn.scan, remat"],
-)
+@pytest.mark.parametrize(("model", "block", "says"), [
+    (Wrong("wider"), Wrong, r"Wrong takes float32\[2, 5\] and returns float32\[2, 6\]\. A dropped block returns"),
+    (Wrong("dict"), Wrong, r"Wrong takes float32\[2, 5\] and returns dict\. A dropped block"),
+    (Wrong("half"), Wrong, r"Wrong takes float32\[2, 5\] and returns float16\[2, 5\]"),
+    (Wrong("count"), Wrong, r"Wrong returns int32 after its first result\. The other results must be floats"),
+    (Scanned(False), Listed, "nn.scan runs one call of Listed for all layers, but the keep mask has one entry per layer"),
+    (Scanned(True), Listed, "nn.scan runs one call of Listed for all layers"),
+], ids=["shape", "dict", "dtype", "integers", "nn.scan", "nn.scan, remat"])  # fmt: skip
 def test_what_cannot_be_dropped_is_said(model, block, says):
     x = np.ones((2, 5), np.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), x)

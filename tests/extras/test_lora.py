@@ -63,21 +63,15 @@ GROWTHS = {
     "hypercloning": (lambda f: hypercloning(sizes(f), wider(f)), 1),
     "stack": (lambda f: stack(sizes(f), {"layers": 5}), 1),
     "llama_pro": (lambda f: llama_pro(sizes(f), {"layers": 3}), 1),
-    "decoalesce": (
-        lambda f: decoalesce({**sizes(f), **wider(f), "layers": 4}, layers="adjacent"),
-        1,
-    ),
+    "decoalesce": (lambda f: decoalesce({**sizes(f), **wider(f), "layers": 4}, layers="adjacent"), 1),
     "coalesce, widths": (lambda f: coalesce(sizes(f), heads="far", layers=None), 1),
     "coalesce, layers": (lambda f: coalesce(sizes(f), heads=None, layers="adjacent"), 2),
     "lemon, ragged": (lambda f: lemon(sizes(f), {"embed": 12, "mlp": 13}, seed=1), 1),
     "staged": (lambda f: staged(sizes(f), wider(f)), 2),
     "aki": (lambda f: aki(sizes(f), wider(f)), 2),
     "solar, blended": (lambda f: solar(sizes(f), {"layers": 3}, blend=1), 2),
-    "back from hypercloning": (
-        lambda f: swap(hypercloning({**sizes(f), "mlp": 5}, {"mlp": 10})),
-        1,
-    ),
-}
+    "back from hypercloning": (lambda f: swap(hypercloning({**sizes(f), "mlp": 5}, {"mlp": 10})), 1),
+}  # fmt: skip
 
 
 def random(tree, seed=0):

@@ -93,19 +93,13 @@ def test_a_ramped_growth_starts_as_the_old_model():
             assert all(np.abs(g[layer]).max() > 0 for layer in range(4)), name
 
 
-@pytest.mark.parametrize(
-    ("modifiers", "says"),
-    [
-        ((Ramp((1,)),), r"a number of steps, 0 or more, for each of 2 layers, but is \(1,\)"),
-        ((Ramp((1, -1)),), "a number of steps, 0 or more, for each of 2 layers"),
-        ((Ramp((1, 2)), DropLayers(LayerDrop())), "not supported together with dropped layers"),
-        (
-            (Ramp((1, 2)), DropTokens(TokenDrop(0.5, 1, 0))),
-            "not supported together with dropped layers or tokens",
-        ),
-        ((DropUnits(0.1), Ramp((1, 2))), "dropout is not supported together with"),
-    ],
-)
+@pytest.mark.parametrize(("modifiers", "says"), [
+    ((Ramp((1,)),), r"a number of steps, 0 or more, for each of 2 layers, but is \(1,\)"),
+    ((Ramp((1, -1)),), "a number of steps, 0 or more, for each of 2 layers"),
+    ((Ramp((1, 2)), DropLayers(LayerDrop())), "not supported together with dropped layers"),
+    ((Ramp((1, 2)), DropTokens(TokenDrop(0.5, 1, 0))), "not supported together with dropped layers or tokens"),
+    ((DropUnits(0.1), Ramp((1, 2))), "dropout is not supported together with"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(modifiers, says):
     with pytest.raises(ValueError, match=says):
         Train("large", 8, OPTIM, runs.MODEL, modifiers)
@@ -153,22 +147,12 @@ def test_a_run_costs_what_its_windows_do(tmp_path):
     assert counted.flops == short
 
 
-@pytest.mark.parametrize(
-    ("config", "modifiers", "says"),
-    [
-        (runs.MODEL, (ShortContext(3),), "cannot be cut into 3 equal windows"),
-        (
-            replace(runs.MODEL, head="classes"),
-            (ShortContext(2),),
-            "not for a GPT2Config that predicts classes",
-        ),
-        (
-            runs.LARGE,
-            (DropTokens(TokenDrop(0.5)), ShortContext(2)),
-            "token dropping is not supported together with a short context",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "modifiers", "says"), [
+    (runs.MODEL, (ShortContext(3),), "cannot be cut into 3 equal windows"),
+    (replace(runs.MODEL, head="classes"), (ShortContext(2),), "not for a GPT2Config that predicts classes"),
+    (runs.LARGE, (DropTokens(TokenDrop(0.5)), ShortContext(2)),
+     "token dropping is not supported together with a short context"),
+])  # fmt: skip
 def test_what_cannot_be_cut_is_refused(config, modifiers, says):
     with pytest.raises(ValueError, match=says):
         Train("large", 8, OPTIM, config, modifiers)

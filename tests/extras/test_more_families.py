@@ -50,28 +50,15 @@ MODELS = {
     "ModernBERT": ModernBERTConfig(**MODERN),
     "DeBERTa": DeBERTaConfig(**TEXT, heads=3, head_dim=5, distances=8, farthest=7),
     "Qwen3": LlamaConfig(**GROUPED, query_norm="head"),
-    "Gemma 2": LlamaConfig(
-        **GROUPED, **CAPS, norms="both", tied=True, activation="gelu_tanh", kinds="sf", window=3
-    ),
+    "Gemma 2": LlamaConfig(**GROUPED, **CAPS, norms="both", tied=True, activation="gelu_tanh", kinds="sf", window=3),
     "OLMo 2": LlamaConfig(**GROUPED, norms="after", query_norm="all"),
     "OLMo": LlamaConfig(**GROUPED, layer_norm=True, norm_scale=False),
     "OLMo, tied": LlamaConfig(**GROUPED, layer_norm=True, norm_scale=False, tied=True),
     "Pythia": LlamaConfig(**GROUPED, **PYTHIA, activation="gelu"),
-    "Granite": LlamaConfig(
-        **GROUPED, embed_scale=2.5, score_dim=9.0, residual_scale=0.6, logit_divisor=3.0
-    ),
-    "gpt-oss": LlamaConfig(
-        **GROUPED,
-        sinks=True,
-        clamp=0.5,
-        experts=3,
-        qkv_bias=True,
-        out_bias=True,
-        kinds="sf",
-        window=3,
-    ),
+    "Granite": LlamaConfig(**GROUPED, embed_scale=2.5, score_dim=9.0, residual_scale=0.6, logit_divisor=3.0),
+    "gpt-oss": LlamaConfig(**GROUPED, sinks=True, clamp=0.5, experts=3, qkv_bias=True, out_bias=True, kinds="sf", window=3),
     "Qwen2-MoE": LlamaConfig(**GROUPED, experts=3, shared=5, qkv_bias=True, gates_normed=False),
-}
+}  # fmt: skip
 
 
 def twice(c) -> dict[str, int]:
@@ -208,12 +195,8 @@ MODERN_BERT = MODELS["ModernBERT"]
 GOLDEN = {
     "swin": [MODELS["Swin"]],
     "cait": [MODELS["CaiT"]],
-    "modernbert": [
-        MODERN_BERT,
-        replace(MODERN_BERT, tied=False),
-        replace(MODERN_BERT, head="classes", classes=3),
-    ],
-}
+    "modernbert": [MODERN_BERT, replace(MODERN_BERT, tied=False), replace(MODERN_BERT, head="classes", classes=3)],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -195,20 +195,14 @@ def layer(seed: int, **more):
     return {"kernel": rng.normal(size=(2, 3)), "bias": rng.normal(size=3), **more}
 
 
-@pytest.mark.parametrize(
-    ("pattern", "tree"),
-    [
-        ("layers_{}", {"norm": np.ones(2), **{f"layers_{i}": layer(i) for i in range(11)}}),
-        (
-            "decoder/h{:02d}",
-            {"decoder": {f"h{i:02d}": layer(i) for i in range(3)}, "encoder": {"h00": layer(9)}},
-        ),
-        ("layers/{}", {"layers": [layer(i) for i in range(11)], "norm": [np.ones(2)]}),
-        ("layers/{}", {"layers": tuple(layer(i) for i in range(3))}),
-        ("layers/{}", {"layers": {i: layer(i) for i in range(11)}}),
-        ("layers/{}", {"layers": {str(i): layer(i) for i in range(11)}}),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "tree"), [
+    ("layers_{}", {"norm": np.ones(2), **{f"layers_{i}": layer(i) for i in range(11)}}),
+    ("decoder/h{:02d}", {"decoder": {f"h{i:02d}": layer(i) for i in range(3)}, "encoder": {"h00": layer(9)}}),
+    ("layers/{}", {"layers": [layer(i) for i in range(11)], "norm": [np.ones(2)]}),
+    ("layers/{}", {"layers": tuple(layer(i) for i in range(3))}),
+    ("layers/{}", {"layers": {i: layer(i) for i in range(11)}}),
+    ("layers/{}", {"layers": {str(i): layer(i) for i in range(11)}}),
+])  # fmt: skip
 def test_stacking_is_undone_to_the_bit_in_parameters_and_states(pattern, tree):
     state = (Moments(np.int32(3), jax.tree.map(lambda x: 2 * x, tree)), optax.EmptyState())
     for whole in (tree, state):

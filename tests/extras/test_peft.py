@@ -39,12 +39,9 @@ pytestmark = [
 FUSED = ["GPTNeoXForCausalLM", "Phi3ForCausalLM", "GPT2LMHeadModel"]
 UNEVEN = ["Qwen3ForCausalLM", "Olmo2ForCausalLM", "Gemma3ForCausalLM"]
 OTHERS = [
-    "BertForMaskedLM",
-    "MixtralForCausalLM",
-    "ModernBertForMaskedLM",
-    "DebertaV2ForMaskedLM",
+    "BertForMaskedLM", "MixtralForCausalLM", "ModernBertForMaskedLM", "DebertaV2ForMaskedLM",
     "ViTForImageClassification",
-]
+]  # fmt: skip
 OTHERS += ["Dinov2ForImageClassification", "SmolLM3ForCausalLM", "DeiTForImageClassification"]
 OTHERS += ["DistilBertForMaskedLM", "OPTForCausalLM", "OlmoForCausalLM", "GraniteForCausalLM"]
 OTHERS += ["Qwen2MoeForCausalLM", "GptOssForCausalLM", "CLIPVisionModel", "SiglipVisionModel"]
@@ -178,23 +175,13 @@ def lemon_options(config):
 
 PATTERNS = {
     "rsLoRA": {"use_rslora": True},
-    "rank_pattern": {
-        "rank_pattern": {"q_proj": 4, r"layers\.1\.mlp\..*": 1},
-        "alpha_pattern": {"v_proj": 7.0},
-    },
-    "rsLoRA with patterns": {
-        "use_rslora": True,
-        "rank_pattern": {"^model.layers.0.self_attn.k_proj": 3},
-    },
-    "some layers": {
-        "layers_to_transform": [1],
-        "layers_pattern": "layers",
-        "target_modules": ["q_proj", "down_proj"],
-    },
+    "rank_pattern": {"rank_pattern": {"q_proj": 4, r"layers\.1\.mlp\..*": 1}, "alpha_pattern": {"v_proj": 7.0}},
+    "rsLoRA with patterns": {"use_rslora": True, "rank_pattern": {"^model.layers.0.self_attn.k_proj": 3}},
+    "some layers": {"layers_to_transform": [1], "layers_pattern": "layers", "target_modules": ["q_proj", "down_proj"]},
     "pattern of modules": {"target_modules": r".*\.0\.self_attn\.[qv]_proj"},
     "all but some": {"exclude_modules": ["k_proj", "model.layers.0.mlp.up_proj"]},
     "whole modules": {"modules_to_save": ["lm_head", "embed_tokens", "input_layernorm"]},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("which", PATTERNS)
@@ -331,14 +318,11 @@ REFUSED = {
     "rank_pattern": ({"q_proj": 2.5}, r'rank_pattern\["q_proj"\] is 2.5'),
     "alpha_pattern": ({"(": 2}, r"alpha_pattern has .* not a regular expression"),
     "target_modules": (7, "target_modules is 7, but should be a list of names"),
-    "layers_to_transform": (
-        ["1"],
-        "layers_to_transform is .* but should be a list of layer indices",
-    ),
+    "layers_to_transform": (["1"], "layers_to_transform is .* but should be a list of layer indices"),
     "layers_pattern": ("(", "layers_pattern has .* not a regular expression"),
     "exclude_modules": (["q_proj"], "has no LoRA of a kernel in the layers of LlamaForCausalLM"),
     "modules_to_save": (["lm_head"], "lacks lm_head.weight"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

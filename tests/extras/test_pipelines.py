@@ -85,13 +85,10 @@ PAIRED = {
     "gpt2": (CLASSIFIERS["gpt2"], None),
     "llama pieces": (CLASSIFIERS["llama"], "llama"),
     "bert pieces": (CLASSIFIERS["bert"], "bert"),
-    "roberta pieces": (
-        BERTConfig(**SIZES | {"context": 18}, types=1, first_position=2),
-        "modernbert",
-    ),
+    "roberta pieces": (BERTConfig(**SIZES | {"context": 18}, types=1, first_position=2), "modernbert"),
     "modernbert pieces": (replace(CLASSIFIERS["modernbert"], layers=3), "modernbert"),
     "deberta pieces": (CLASSIFIERS["deberta"], "bert"),
-}
+}  # fmt: skip
 FAST = ("bert", "gpt2 pieces")
 VERDICTS = ("contradiction", "neutral", "entailment")
 
@@ -258,16 +255,8 @@ def pictures(folder: Path) -> Path:
 
 MODELS = {
     "vit": ViTConfig(**VISION, image=16, layers=1, embed=16, heads=2, head_dim=8),
-    "swin": SwinConfig(
-        **VISION | {"mlp": (32,)},
-        image=16,
-        layers=(1,),
-        embed=(16,),
-        heads=(2,),
-        head_dim=8,
-        window=2,
-    ),
-}
+    "swin": SwinConfig(**VISION | {"mlp": (32,)}, image=16, layers=(1,), embed=(16,), heads=(2,), head_dim=8, window=2),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", MODELS)

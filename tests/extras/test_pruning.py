@@ -260,37 +260,23 @@ def test_influence_and_angles_are_those_of_cosines():
 KEEP, PRUNE, KEYS = partial(keep_units, LARGE), partial(prune, LARGE), GROUPED.sizes()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            partial(KEEP, {"layers": [1, 0]}),
-            r"'layers': .* 0 .. 3, in ascending order, not \[1, 0\]",
-        ),
-        (partial(KEEP, {"mlp": [20]}), r"some of 0 .. 19"),
-        (partial(KEEP, {"mlp": [[0], [1]]}), r"or one list for each of 4 layers, .* \(2, 1\)"),
-        (partial(KEEP, {"embed": [[0]] * 4}), "'embed': the kept units must be a list of indices"),
-        (partial(KEEP, {"kv_heads": [0]}), "axis 'kv_heads': the model has no such axis"),
-        (partial(keep_units, KEYS, {"kv_heads": [0, 1]}), "read the same one of 2 key/value heads"),
-        (partial(keep_units, KEYS, {"heads": [0, 1, 2]}), "read the same one of 3 key/value heads"),
-        (
-            partial(PRUNE, {"vocab": 3, "mlp": 21}, {}),
-            r"axis 'vocab'.*\n  axis 'mlp': prune cannot change the size from 20 to 21\. .* in 1",
-        ),
-        (
-            partial(PRUNE, {"mlp": 3}, {"heads": [1]}),
-            "scores are missing. There are scores of heads",
-        ),
-        (partial(PRUNE, {"layers": 3}, {"layers": [1]}), r"scores have shape \(1,\), not \(4,\)"),
-        (partial(PRUNE, {"layers": 3}, {"layers": [1, 2, np.nan, 3]}), "scores are not finite"),
-        (
-            partial(prune, STAGES, {"layers": 3}, {}),
-            "'layers': .* takes layers.0, layers.1, embed.0,",
-        ),
-        (partial(keep_units, STAGES, {"mlp.1": [[0]] * 4}), r"each of 3 layers, .* \(4, 1\)"),
-        (partial(keep_units, STAGES, {"embed.1": [[0]] * 3}), "'embed.1': .* a list of indices"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (partial(KEEP, {"layers": [1, 0]}), r"'layers': .* 0 .. 3, in ascending order, not \[1, 0\]"),
+    (partial(KEEP, {"mlp": [20]}), r"some of 0 .. 19"),
+    (partial(KEEP, {"mlp": [[0], [1]]}), r"or one list for each of 4 layers, .* \(2, 1\)"),
+    (partial(KEEP, {"embed": [[0]] * 4}), "'embed': the kept units must be a list of indices"),
+    (partial(KEEP, {"kv_heads": [0]}), "axis 'kv_heads': the model has no such axis"),
+    (partial(keep_units, KEYS, {"kv_heads": [0, 1]}), "read the same one of 2 key/value heads"),
+    (partial(keep_units, KEYS, {"heads": [0, 1, 2]}), "read the same one of 3 key/value heads"),
+    (partial(PRUNE, {"vocab": 3, "mlp": 21}, {}),
+     r"axis 'vocab'.*\n  axis 'mlp': prune cannot change the size from 20 to 21\. .* in 1"),
+    (partial(PRUNE, {"mlp": 3}, {"heads": [1]}), "scores are missing. There are scores of heads"),
+    (partial(PRUNE, {"layers": 3}, {"layers": [1]}), r"scores have shape \(1,\), not \(4,\)"),
+    (partial(PRUNE, {"layers": 3}, {"layers": [1, 2, np.nan, 3]}), "scores are not finite"),
+    (partial(prune, STAGES, {"layers": 3}, {}), "'layers': .* takes layers.0, layers.1, embed.0,"),
+    (partial(keep_units, STAGES, {"mlp.1": [[0]] * 4}), r"each of 3 layers, .* \(4, 1\)"),
+    (partial(keep_units, STAGES, {"embed.1": [[0]] * 3}), "'embed.1': .* a list of indices"),
+])  # fmt: skip
 def test_what_cannot_be_pruned(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -464,18 +450,13 @@ def test_the_command_on_images_and_stages(tmp_path, capsys):
     chex.assert_trees_all_equal(found[1], grow(down, params, config.axes()))
 
 
-@pytest.mark.parametrize(
-    ("images", "message"),
-    [
-        (
-            np.zeros((3, 8, 8, 1)),
-            r"contains float64 \[3, 8, 8, 1\], but the model expects normalised images as floats \[N, 8, 8, 2\]",
-        ),
-        (np.zeros((3, 8, 8, 2), np.uint8), r"contains uint8 \[3, 8, 8, 2\]"),
-        (np.full((1, 8, 8, 2), np.inf), "images with NaN or infinite values: remove these images"),
-        (None, "contains no images: "),
-    ],
-)
+@pytest.mark.parametrize(("images", "message"), [
+    (np.zeros((3, 8, 8, 1)),
+     r"contains float64 \[3, 8, 8, 1\], but the model expects normalised images as floats \[N, 8, 8, 2\]"),
+    (np.zeros((3, 8, 8, 2), np.uint8), r"contains uint8 \[3, 8, 8, 2\]"),
+    (np.full((1, 8, 8, 2), np.inf), "images with NaN or infinite values: remove these images"),
+    (None, "contains no images: "),
+])  # fmt: skip
 def test_what_are_no_images_of_a_model(tmp_path, images, message):
     file = tmp_path / "images.npy"
     file.write_text("a text") if images is None else np.save(file, images)
@@ -493,19 +474,13 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
     assert inputs[0, :5].tolist() == [3, 5, 7, 7, 7]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "nothing to prune: give the new size of an axis, such as --layers 24"),
-        (("--mlp", 8, "--by", "angular"), "--by angular selects the layers to remove: give their"),
-        (
-            ("--layers", 7),
-            "prune cannot change the size from 6 to 7. The new size must be in 1 .. 6",
-        ),
-        (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
-        (("--embed", 6), "head_dim 3"),  # which a GPT2LMHeadModel cannot have
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((), "nothing to prune: give the new size of an axis, such as --layers 24"),
+    (("--mlp", 8, "--by", "angular"), "--by angular selects the layers to remove: give their"),
+    (("--layers", 7), "prune cannot change the size from 6 to 7. The new size must be in 1 .. 6"),
+    (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
+    (("--embed", 6), "head_dim 3"),  # which a GPT2LMHeadModel cannot have
+])  # fmt: skip
 def test_what_the_command_refuses_before_it_measures(
     folder, tmp_path, capsys, monkeypatch, arguments, message
 ):

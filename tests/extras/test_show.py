@@ -245,21 +245,15 @@ def test_show_draws_what_grow_does_and_writes_nothing_else(folder, tmp_path, cap
     assert said["sizes"]["mlp"] == 30 and said["arguments"]["seed"] == 3 and not said["keeps"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--layers", "8", "--out", "{}/none/x.png"], "no such file or directory"),
-        (["--layers", "8", "--out", "{}/x.maps"], "Format 'maps' is not supported"),
-        (["--layers", "8", "--out", "{}"], "is a directory"),
-        (["--layers", "4", "--out", "{}/x.png"], "nothing to draw"),
-        (["--out", "{}/x.png"], "nothing to show: give the new size of an axis"),
-        (["--layers", "2", "--out", "{}/x.png"], "stack cannot reduce the size from 4 to 2"),
-        (
-            ["--layers", "8", "--seed", "1", "--out", "{}/x.png"],
-            "--seed: stack does not use random numbers",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--layers", "8", "--out", "{}/none/x.png"], "no such file or directory"),
+    (["--layers", "8", "--out", "{}/x.maps"], "Format 'maps' is not supported"),
+    (["--layers", "8", "--out", "{}"], "is a directory"),
+    (["--layers", "4", "--out", "{}/x.png"], "nothing to draw"),
+    (["--out", "{}/x.png"], "nothing to show: give the new size of an axis"),
+    (["--layers", "2", "--out", "{}/x.png"], "stack cannot reduce the size from 4 to 2"),
+    (["--layers", "8", "--seed", "1", "--out", "{}/x.png"], "--seed: stack does not use random numbers"),
+])  # fmt: skip
 def test_what_cannot_be_shown_is_one_line(folder, tmp_path, capsys, arguments, says):
     assert main(
         ["show", str(folder), "--method", "stack", *(a.format(tmp_path) for a in arguments)]
@@ -348,23 +342,12 @@ def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch,
     assert load_experiment(script).name == "cycle"
 
 
-@pytest.mark.parametrize(
-    ("plan", "out", "says"),
-    [
-        (
-            "{}/nothing",
-            "x.png",
-            "there is no config {}/nothing; a config is an existing Python file",
-        ),
-        (
-            "{}",
-            "x.png",
-            "there is no finished run in {}; to show the plan before the run, give its config, FILE.py:NAME",
-        ),
-        ("{}/tiny.py", "none/x.png", "no such file or directory"),
-        ("{}/tiny.py", "x.plan", "Format 'plan' is not supported"),
-    ],
-)
+@pytest.mark.parametrize(("plan", "out", "says"), [
+    ("{}/nothing", "x.png", "there is no config {}/nothing; a config is an existing Python file"),
+    ("{}", "x.png", "there is no finished run in {}; to show the plan before the run, give its config, FILE.py:NAME"),
+    ("{}/tiny.py", "none/x.png", "no such file or directory"),
+    ("{}/tiny.py", "x.plan", "Format 'plan' is not supported"),
+])  # fmt: skip
 def test_plans_that_cannot_be_shown_are_one_line(tmp_path, monkeypatch, capsys, plan, out, says):
     runs.script(tmp_path, runs.experiment(tmp_path))
     with pytest.raises(SystemExit):

@@ -84,75 +84,29 @@ GPT2 = {
     "eos_token": "<|endoftext|>",
 }
 PUBLISHED = {
-    "gpt2": Published(
-        ("<|endoftext|>",),
-        {"model_max_length": 1024, "tokenizer_class": "GPT2Tokenizer"},
+    "gpt2": Published(("<|endoftext|>",), {"model_max_length": 1024, "tokenizer_class": "GPT2Tokenizer"},
         {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
-        config={"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"},
-    ),
-    "pythia": Published(
-        ("<|endoftext|>", "<|padding|>"),
-        {**GPT2, "tokenizer_class": "GPTNeoXTokenizer"},
-        {"eos_token_id": "<|endoftext|>"},
-    ),
-    "llama 2": Published(
-        ("<unk>", "<s>", "</s>"), LLAMA2, {"eos_token_id": "</s>"}, "<s>", pieces=True
-    ),
-    "llama 3 instruct": Published(
-        LLAMA3_TOKENS,
-        {**LLAMA3, "eos_token": "<|eot_id|>"},
-        {"eos_token_id": [*LLAMA3_TOKENS[1:]]},
-        LLAMA3_TOKENS[0],
-    ),
-    "qwen 2.5 instruct": Published(
-        QWEN_TOKENS,
-        {**QWEN, "eos_token": "<|im_end|>"},
-        {"eos_token_id": ["<|im_end|>", "<|endoftext|>"]},
-    ),
-    "gemma 2": Published(
-        ("<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"),
-        GEMMA,
-        {"eos_token_id": ["<eos>", "<end_of_turn>"]},
-        "<bos>",
-        pieces=True,
-    ),
-    "phi 3": Published(
-        ("<unk>", "<s>", "</s>", "<|endoftext|>", "<|assistant|>", "<|end|>"),
-        {
-            **LLAMA2,
-            "add_bos_token": False,
-            "eos_token": "<|endoftext|>",
-            "pad_token": "<|endoftext|>",
-        },
-        {"eos_token_id": ["<|endoftext|>", "<|assistant|>", "<|end|>"]},
-        pieces=True,
-    ),
-    "olmo 2": Published(
-        ("<|endoftext|>", "<|pad|>"),
-        {**GPT2, "pad_token": "<|pad|>"},
-        {"eos_token_id": "<|endoftext|>"},
-    ),
-    "smollm 2 instruct": Published(
-        QWEN_TOKENS,
-        {
-            "tokenizer_class": "GPT2Tokenizer",
-            "bos_token": "<|im_start|>",
-            "eos_token": "<|im_end|>",
-        },
-        {"eos_token_id": "<|im_end|>"},
-    ),
-    "gpt2 with a begin": Published(
-        ("<|endoftext|>", "</s>"),
-        {
-            "tokenizer_class": "GPT2Tokenizer",
-            "bos_token": "</s>",
-            "eos_token": "</s>",
-            "add_bos_token": True,
-        },
-        {"eos_token_id": "</s>"},
-        as_files=True,
-    ),
-}
+        config={"bos_token_id": "<|endoftext|>", "eos_token_id": "<|endoftext|>"}),
+    "pythia": Published(("<|endoftext|>", "<|padding|>"), {**GPT2, "tokenizer_class": "GPTNeoXTokenizer"},
+        {"eos_token_id": "<|endoftext|>"}),
+    "llama 2": Published(("<unk>", "<s>", "</s>"), LLAMA2, {"eos_token_id": "</s>"}, "<s>", pieces=True),
+    "llama 3 instruct": Published(LLAMA3_TOKENS, {**LLAMA3, "eos_token": "<|eot_id|>"}, {"eos_token_id": [*LLAMA3_TOKENS[1:]]},
+        LLAMA3_TOKENS[0]),
+    "qwen 2.5 instruct": Published(QWEN_TOKENS, {**QWEN, "eos_token": "<|im_end|>"},
+        {"eos_token_id": ["<|im_end|>", "<|endoftext|>"]}),
+    "gemma 2": Published(("<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>"), GEMMA,
+        {"eos_token_id": ["<eos>", "<end_of_turn>"]}, "<bos>", pieces=True),
+    "phi 3": Published(("<unk>", "<s>", "</s>", "<|endoftext|>", "<|assistant|>", "<|end|>"),
+        {**LLAMA2, "add_bos_token": False, "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+        {"eos_token_id": ["<|endoftext|>", "<|assistant|>", "<|end|>"]}, pieces=True),
+    "olmo 2": Published(("<|endoftext|>", "<|pad|>"), {**GPT2, "pad_token": "<|pad|>"}, {"eos_token_id": "<|endoftext|>"}),
+    "smollm 2 instruct": Published(QWEN_TOKENS,
+        {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"},
+        {"eos_token_id": "<|im_end|>"}),
+    "gpt2 with a begin": Published(("<|endoftext|>", "</s>"),
+        {"tokenizer_class": "GPT2Tokenizer", "bos_token": "</s>", "eos_token": "</s>", "add_bos_token": True},
+        {"eos_token_id": "</s>"}, as_files=True),
+}  # fmt: skip
 
 
 def made(published: Published) -> Tokenizer:

@@ -86,20 +86,11 @@ def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
     swept(monkeypatch, script, *options)
 
 
-@pytest.mark.parametrize(
-    ("best", "says"),
-    [
-        ({"lr": "1e-2", "by": "b"}, []),
-        (
-            {"lr": "2e-2", "by": "a"},
-            ["WARNING: the best lr, 2e-2, is the highest value tried: also sweep values above it"],
-        ),
-        (
-            {"lr": "5e-3", "by": "b"},
-            ["WARNING: the best lr, 5e-3, is the lowest value tried: also sweep values below it"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("best", "says"), [
+    ({"lr": "1e-2", "by": "b"}, []),
+    ({"lr": "2e-2", "by": "a"}, ["WARNING: the best lr, 2e-2, is the highest value tried: also sweep values above it"]),
+    ({"lr": "5e-3", "by": "b"}, ["WARNING: the best lr, 5e-3, is the lowest value tried: also sweep values below it"]),
+])  # fmt: skip
 def test_the_edge_of_a_sweep(best, says):
     assert (
         edge_warnings(
@@ -156,19 +147,13 @@ def test_names_of_runs_fit_into_a_folder():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ((), "a sweep needs --set with a field and values"),
-        (
-            ("--set", "optim.peak_lr=1e-2,fast"),
-            "--set optim.peak_lr: expected float, but got 'fast'",
-        ),
-        (("--set", "optim.warmup=1", "--halving", "0.5,1"), "fractions between 0 and 1, not 1"),
-        (("--set", "batch=4,8"), "not evaluated in the same way: eval_batches * batch: 8 and 16"),
-        (("--set", "seed=0,1"), "sets seed=1, but --seeds determines the seeds of all runs"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ((), "a sweep needs --set with a field and values"),
+    (("--set", "optim.peak_lr=1e-2,fast"), "--set optim.peak_lr: expected float, but got 'fast'"),
+    (("--set", "optim.warmup=1", "--halving", "0.5,1"), "fractions between 0 and 1, not 1"),
+    (("--set", "batch=4,8"), "not evaluated in the same way: eval_batches * batch: 8 and 16"),
+    (("--set", "seed=0,1"), "sets seed=1, but --seeds determines the seeds of all runs"),
+])  # fmt: skip
 def test_what_cannot_be_swept_is_refused_before_anything_runs(
     tmp_path, monkeypatch, capsys, options, says
 ):

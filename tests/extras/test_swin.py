@@ -60,18 +60,12 @@ def test_the_config_knows_the_size_of_every_axis():
     )
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"heads": (3,)}, "one number for each stage, but .*'heads': 1"),
-        (
-            {"image": 18},
-            "image=18 is not a multiple of 4, .* in the last stage: set image=16",
-        ),
-        ({"layers": (2, 0)}, "layers.1 is 0, less than 1"),
-        ({"adapter": Adapter()}, "stages have different widths: leave out adapter"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "says"), [
+    ({"heads": (3,)}, "one number for each stage, but .*'heads': 1"),
+    ({"image": 18}, "image=18 is not a multiple of 4, .* in the last stage: set image=16"),
+    ({"layers": (2, 0)}, "layers.1 is 0, less than 1"),
+    ({"adapter": Adapter()}, "stages have different widths: leave out adapter"),
+])  # fmt: skip
 def test_what_is_no_swin(wrong, says):
     with pytest.raises(ValueError, match=says):
         config(**wrong)

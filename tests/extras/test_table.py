@@ -165,31 +165,20 @@ def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
 MANY = "title\tkind\n" + "".join(f"x\t{i}.5\n" for i in range(50))
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("a.tsv", "title\tkind\nx\n", "line 2 has 1 cells, but the first line names 2 columns"),
-        (
-            "a.tsv",
-            "titel\tkind\nx\ty\nz\tw\n",
-            r"no column 'title', only 'titel', .* set data\.text",
-        ),
-        ("a.csv", "title,label\nx,y\nz,w\n", r"no column 'kind', only 'title', .* set data\.label"),
-        ("a.csv", "title,kind\nx,\n", r"line 2 has no label in column 'kind'; delete the row"),
-        ("a.jsonl", '{"title": "x", "kind": "a"}\n[1]\n', "line 2 is a list, .* a JSON object"),
-        ("a.jsonl", '{"title": 3, "kind": "a"}\n{"kind": "b"}\n', "line 1: column 'title' has 3"),
-        ("a.jsonl", "{\n", r"line 1 is not JSON"),
-        ("a.csv", "title,kind\nx,y\nz,y\n", "all rows of .* have the label y"),
-        (
-            "a.csv",
-            'kind,title\na,x\nb,"y\na,z\n',
-            "line 3: unexpected end of data; correct the quotes",
-        ),
-        ("a.csv", 'title,kind\nx,a\n"y" z,b\n', "line 3: ',' expected after '\"'"),
-        ("a.txt", "x", "is not a table: it should be .tsv, .csv"),
-        ("a.tsv", MANY, r"50 different labels.*data.number=true"),
-    ],
-)
+@pytest.mark.parametrize(("file", "content", "says"), [
+    ("a.tsv", "title\tkind\nx\n", "line 2 has 1 cells, but the first line names 2 columns"),
+    ("a.tsv", "titel\tkind\nx\ty\nz\tw\n", r"no column 'title', only 'titel', .* set data\.text"),
+    ("a.csv", "title,label\nx,y\nz,w\n", r"no column 'kind', only 'title', .* set data\.label"),
+    ("a.csv", "title,kind\nx,\n", r"line 2 has no label in column 'kind'; delete the row"),
+    ("a.jsonl", '{"title": "x", "kind": "a"}\n[1]\n', "line 2 is a list, .* a JSON object"),
+    ("a.jsonl", '{"title": 3, "kind": "a"}\n{"kind": "b"}\n', "line 1: column 'title' has 3"),
+    ("a.jsonl", "{\n", r"line 1 is not JSON"),
+    ("a.csv", "title,kind\nx,y\nz,y\n", "all rows of .* have the label y"),
+    ("a.csv", 'kind,title\na,x\nb,"y\na,z\n', "line 3: unexpected end of data; correct the quotes"),
+    ("a.csv", 'title,kind\nx,a\n"y" z,b\n', "line 3: ',' expected after '\"'"),
+    ("a.txt", "x", "is not a table: it should be .tsv, .csv"),
+    ("a.tsv", MANY, r"50 different labels.*data.number=true"),
+])  # fmt: skip
 def test_errors_name_the_place_in_the_file(tmp_path, file, content, says):
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=says) as error:

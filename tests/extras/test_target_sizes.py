@@ -162,23 +162,15 @@ def of_other_values(stored):
     return {name: x + (np.nan if name.endswith("/mlp") else 0) for name, x in stored.items()}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (of_other_values, "the scores 'mlp' are not finite. Give another file, or remove"),
-        (
-            lambda s: {n: x.astype(np.float64) for n, x in s.items()},
-            r"the scores '.*' are F64 .*, but must be F32",
-        ),
-        (
-            lambda s: {n: x[..., :-1] if n.endswith("/embed") else x for n, x in s.items()},
-            r"the scores 'embed' are F32 \(63,\), but must be F32 \(64,\)",
-        ),
-        (lambda s: {n: x for n, x in s.items() if "mlp" not in n}, "they differ in mlp"),
-        (lambda s: {f"0{n[1:]}x": x for n, x in s.items()}, None),
-        (lambda s: {n.replace(n[:8], "00000000"): x for n, x in s.items()}, "of another model"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (of_other_values, "the scores 'mlp' are not finite. Give another file, or remove"),
+    (lambda s: {n: x.astype(np.float64) for n, x in s.items()}, r"the scores '.*' are F64 .*, but must be F32"),
+    (lambda s: {n: x[..., :-1] if n.endswith("/embed") else x for n, x in s.items()},
+     r"the scores 'embed' are F32 \(63,\), but must be F32 \(64,\)"),
+    (lambda s: {n: x for n, x in s.items() if "mlp" not in n}, "they differ in mlp"),
+    (lambda s: {f"0{n[1:]}x": x for n, x in s.items()}, None),
+    (lambda s: {n.replace(n[:8], "00000000"): x for n, x in s.items()}, "of another model"),
+])  # fmt: skip
 def test_a_file_of_scores_is_checked(folder, tmp_path, change, message):
     source = open_checkpoint(folder / "llama")
     file = tmp_path / "importance.safetensors"

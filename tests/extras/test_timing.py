@@ -179,23 +179,12 @@ def test_a_resumed_run_has_the_same_steps_and_continues_its_clock(tmp_path, monk
 
 GROWTHS = {
     "V-cycle": runs.VCYCLE,
-    "half of the layers first": Growing(
-        replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)
-    ),
-    "LiGO": Growing(
-        replace(runs.MODEL, layers=1),
-        TrainStage(0.5),
-        (GrowTo((TrainStage(0.5),), by=Learned(steps=2, warmup=0)),),
-    ),
-    "two growths": Growing(
-        replace(runs.MODEL, layers=1, mlp=8),
-        TrainStage(0.3),
-        (
-            GrowTo((TrainStage(0.3),), config=replace(runs.MODEL, mlp=8)),
-            GrowTo((TrainStage(0.3),), by=("net2net",)),
-        ),
-    ),
-}
+    "half of the layers first": Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)),
+    "LiGO": Growing(replace(runs.MODEL, layers=1), TrainStage(0.5),
+        (GrowTo((TrainStage(0.5),), by=Learned(steps=2, warmup=0)),)),
+    "two growths": Growing(replace(runs.MODEL, layers=1, mlp=8), TrainStage(0.3),
+        (GrowTo((TrainStage(0.3),), config=replace(runs.MODEL, mlp=8)), GrowTo((TrainStage(0.3),), by=("net2net",)))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", GROWTHS.values(), ids=GROWTHS)

@@ -100,20 +100,13 @@ def test_moments_of_new_rows(policy):
     assert (np.asarray(adam.nu["embedding"]) >= 0).all()
 
 
-@pytest.mark.parametrize(
-    ("target", "like", "message"),
-    [
-        ({"vocab": 9}, (), "the new size must be at least 10"),
-        ({"vocab": 10}, ([1], [2]), "the new size must be at least 11"),
-        (
-            {"vocab": 10},
-            ([1, 9],),
-            r"the new token 9 is the mean of 2 old tokens, \[1, 9\]: give 1",
-        ),
-        ({"vocab": 10}, ([],), "give 1 to 64 ids from 0 to 8"),
-        ({"embed": 10}, (), "the target has embed"),
-    ],
-)
+@pytest.mark.parametrize(("target", "like", "message"), [
+    ({"vocab": 9}, (), "the new size must be at least 10"),
+    ({"vocab": 10}, ([1], [2]), "the new size must be at least 11"),
+    ({"vocab": 10}, ([1, 9],), r"the new token 9 is the mean of 2 old tokens, \[1, 9\]: give 1"),
+    ({"vocab": 10}, ([],), "give 1 to 64 ids from 0 to 8"),
+    ({"embed": 10}, (), "the target has embed"),
+])  # fmt: skip
 def test_wrong_targets(target, like, message):
     with pytest.raises(ValueError, match=message):
         new_tokens({"vocab": 9, "embed": 4}, target, like)
@@ -257,29 +250,20 @@ def test_ids_in_lists_and_parts():
     }
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("grow {a} {b} --vocab 11", "the new size must be at least 12"),
-        ("grow {a} {b} --vocab 16 --layers 4", "--layers: --vocab and --like-tokens change only"),
-        ("grow {a} {b} --vocab 9999999", "--vocab 9999999: the maximum is 1,048,576"),
-        ("grow {a} {b} --like-tokens {wrong}", "'x' must be a list of old ids, such as [12, 881]"),
-        ("grow {a} {b} --like-tokens {empty}", "has no new tokens"),
-        ("grow {a} {b} --like-tokens {like} --seed 3", "--seed: the rows of --like-tokens are not"),
-        (
-            "prune {a} {b} --vocab 12",
-            "--vocab 12 is not a choice of tokens: give a number from 1 to 11",
-        ),
-        (
-            "prune {a} {b} --vocab 0",
-            'or a JSON file {"keep": [ids from 0 to 10, each of them once]}',
-        ),
-        ("prune {a} {b} --vocab {twice}", "is not a choice of tokens"),
-        ("prune {a} {b} --vocab {wrong}", "is not a choice of tokens"),
-        ("prune {a} {b} --vocab 8 --layers 1", "--layers: --vocab keeps given tokens"),
-        ("prune {a} {b} --vocab {b}", "no such file or directory"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("grow {a} {b} --vocab 11", "the new size must be at least 12"),
+    ("grow {a} {b} --vocab 16 --layers 4", "--layers: --vocab and --like-tokens change only"),
+    ("grow {a} {b} --vocab 9999999", "--vocab 9999999: the maximum is 1,048,576"),
+    ("grow {a} {b} --like-tokens {wrong}", "'x' must be a list of old ids, such as [12, 881]"),
+    ("grow {a} {b} --like-tokens {empty}", "has no new tokens"),
+    ("grow {a} {b} --like-tokens {like} --seed 3", "--seed: the rows of --like-tokens are not"),
+    ("prune {a} {b} --vocab 12", "--vocab 12 is not a choice of tokens: give a number from 1 to 11"),
+    ("prune {a} {b} --vocab 0", 'or a JSON file {"keep": [ids from 0 to 10, each of them once]}'),
+    ("prune {a} {b} --vocab {twice}", "is not a choice of tokens"),
+    ("prune {a} {b} --vocab {wrong}", "is not a choice of tokens"),
+    ("prune {a} {b} --vocab 8 --layers 1", "--layers: --vocab keeps given tokens"),
+    ("prune {a} {b} --vocab {b}", "no such file or directory"),
+])  # fmt: skip
 def test_what_is_refused(folder, tmp_path, capsys, words, message):
     files = {"wrong": {"x": [True]}, "empty": {}, "twice": {"keep": [1, 1]}, "like": {"x": [1]}}
     for name, content in files.items():

@@ -403,44 +403,21 @@ def test_an_axis_without_units_cannot_grow(new):
 TWICE = {"embed": 24, "heads": 8, "mlp": 40}
 
 
-@pytest.mark.parametrize(
-    ("operator", "target", "wrong"),
-    [
-        (
-            hypercloning,
-            {"heads": 6, "mlp": 30},
-            "axis 'heads': hypercloning needs a multiple of 4, not 6. For example, use heads=8\n  axis 'mlp'",
-        ),
-        (staged, {**TWICE, "mlp": 50}, "axis 'mlp': staged needs a multiple of 20, not 50"),
-        (
-            staged,
-            {"embed": 36, "heads": 12, "mlp": 60},
-            "staged must double all of embed, heads, mlp, but the target is",
-        ),
-        (
-            staged,
-            {"embed": 24, "heads": 8},
-            "but the target is {'embed': 24, 'heads': 8}",
-        ),
-        (g_stack, {"layers": 8}, "axis 'layers': g_stack needs a multiple of 5, not 8"),
-        (
-            midas,
-            {"layers": 7},
-            "axis 'layers': midas adds one block of layers, but 5 layers are not divisible by the block size 2.",
-        ),
-        (midas, {"layers": 11}, "but 5 layers are not divisible by the block size 6"),
-        (
-            solar,
-            {"layers": 7},
-            "axis 'layers': solar turns 5 layers into 2 (5 - m) - blend layers, and 7 cannot be reached with blend 0 and any m",
-        ),
-        (solar, {"layers": 12}, "12 cannot be reached with blend 0 and any m"),
-        *(
-            (of, {"layers": 11}, f"{of.__name__} can at most double the 5 layers, but 11 were")
-            for of in (mslt, lidas, llama_pro)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("operator", "target", "wrong"), [
+    (hypercloning, {"heads": 6, "mlp": 30},
+     "axis 'heads': hypercloning needs a multiple of 4, not 6. For example, use heads=8\n  axis 'mlp'"),
+    (staged, {**TWICE, "mlp": 50}, "axis 'mlp': staged needs a multiple of 20, not 50"),
+    (staged, {"embed": 36, "heads": 12, "mlp": 60}, "staged must double all of embed, heads, mlp, but the target is"),
+    (staged, {"embed": 24, "heads": 8}, "but the target is {'embed': 24, 'heads': 8}"),
+    (g_stack, {"layers": 8}, "axis 'layers': g_stack needs a multiple of 5, not 8"),
+    (midas, {"layers": 7},
+     "axis 'layers': midas adds one block of layers, but 5 layers are not divisible by the block size 2."),
+    (midas, {"layers": 11}, "but 5 layers are not divisible by the block size 6"),
+    (solar, {"layers": 7},
+     "axis 'layers': solar turns 5 layers into 2 (5 - m) - blend layers, and 7 cannot be reached with blend 0 and any m"),
+    (solar, {"layers": 12}, "12 cannot be reached with blend 0 and any m"),
+    *((of, {"layers": 11}, f"{of.__name__} can at most double the 5 layers, but 11 were") for of in (mslt, lidas, llama_pro)),
+])  # fmt: skip
 def test_targets_that_an_operator_cannot_reach(operator, target, wrong):
     with raises(wrong):
         operator(LARGE, target)

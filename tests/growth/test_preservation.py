@@ -112,15 +112,11 @@ LOST = {
     "aki, heads and mlp": aki(OLD, {"heads": 5, "mlp": 13}, seed=3),
     "zero_pad, embed": zero_pad(OLD, {"embed": 8}),
     "zero_pad, embed, norms scaled": padded(centred=False),
-    "whole heads, a map for queries, keys and values each": heads_of(
-        SOURCES, [1, 2, 0, 2, 2], [2, 0, 1, 1, 0]
-    ),
+    "whole heads, a map for queries, keys and values each": heads_of(SOURCES, [1, 2, 0, 2, 2], [2, 0, 1, 1, 0]),
     "whole heads, another map for values": heads_of(SOURCES, SOURCES, [2, 0, 1, 1, 0]),
-    "neurons across heads": over_heads(
-        select([*range(15), 3, 11, 6, 0, 14, 9, 2, 7, 5, 12], HEADS * K)
-    ),
+    "neurons across heads": over_heads(select([*range(15), 3, 11, 6, 0, 14, 9, 2, 7, 5, 12], HEADS * K)),
     "longer heads": longer_heads(1),
-}
+}  # fmt: skip
 
 
 @growths(KEPT)

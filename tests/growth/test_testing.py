@@ -47,50 +47,20 @@ def also(operator, change):
     return lambda p: jax.tree.map(change, operator(p))
 
 
-@pytest.mark.parametrize(
-    ("assertion", "right", "wrong"),
-    [
-        (
-            assertions.assert_linear,
-            (up, SMALL, down(LARGE)),
-            (also(up, np.square), SMALL, down(LARGE)),
-        ),
-        (
-            assertions.assert_linear,
-            (down, LARGE, up(SMALL)),
-            (also(down, lambda x: x + 1), LARGE, up(SMALL)),
-        ),
-        (
-            assertions.assert_inverse,
-            (down, up, SMALL),
-            (down, also(up, lambda x: x * (1 + 1e-15)), SMALL),
-        ),
-        (assertions.assert_inverse, (down, up, SMALL), (up, down, LARGE)),
-        (
-            assertions.assert_idempotent,
-            (lambda p: up(down(p)), LARGE),
-            (also(lambda p: up(down(p)), lambda x: 1.001 * x), LARGE),
-        ),
-        (
-            assertions.assert_function_preserving,
-            (up, SMALL, model, model, INPUTS),
-            (also(up, lambda x: x + 1e-6), SMALL, model, model, INPUTS),
-        ),
-        (
-            assertions.assert_gradient_duality,
-            (up, by_dual, SMALL, loss, loss),
-            (up, up, SMALL, loss, loss),
-        ),
-        (
-            assertions.assert_adjoint,
-            (down, by_dual, LARGE, SMALL),
-            (down, up, LARGE, SMALL),
-        ),
-        (assertions.assert_structure_kept, (up, SMALL), (lambda p: {"w": up(p)["w"]}, SMALL)),
-        (assertions.assert_structure_kept, (up, SMALL), (also(up, np.float32), SMALL)),
-        (assertions.assert_structure_kept, (up, SMALL), (also(up, lambda x: x[None]), SMALL)),
-    ],
-)
+@pytest.mark.parametrize(("assertion", "right", "wrong"), [
+    (assertions.assert_linear, (up, SMALL, down(LARGE)), (also(up, np.square), SMALL, down(LARGE))),
+    (assertions.assert_linear, (down, LARGE, up(SMALL)), (also(down, lambda x: x + 1), LARGE, up(SMALL))),
+    (assertions.assert_inverse, (down, up, SMALL), (down, also(up, lambda x: x * (1 + 1e-15)), SMALL)),
+    (assertions.assert_inverse, (down, up, SMALL), (up, down, LARGE)),
+    (assertions.assert_idempotent, (lambda p: up(down(p)), LARGE), (also(lambda p: up(down(p)), lambda x: 1.001 * x), LARGE)),
+    (assertions.assert_function_preserving, (up, SMALL, model, model, INPUTS),
+     (also(up, lambda x: x + 1e-6), SMALL, model, model, INPUTS)),
+    (assertions.assert_gradient_duality, (up, by_dual, SMALL, loss, loss), (up, up, SMALL, loss, loss)),
+    (assertions.assert_adjoint, (down, by_dual, LARGE, SMALL), (down, up, LARGE, SMALL)),
+    (assertions.assert_structure_kept, (up, SMALL), (lambda p: {"w": up(p)["w"]}, SMALL)),
+    (assertions.assert_structure_kept, (up, SMALL), (also(up, np.float32), SMALL)),
+    (assertions.assert_structure_kept, (up, SMALL), (also(up, lambda x: x[None]), SMALL)),
+])  # fmt: skip
 def test_passes_and_fails(assertion, right, wrong):
     assertion(*right)
     with pytest.raises(AssertionError):

@@ -154,26 +154,11 @@ def test_a_fit_weights_large_values_and_tolerates_noise():
     assert found.peak == pytest.approx(0.2, abs=0.01) and found.shape == pytest.approx(3, abs=0.2)
 
 
-@pytest.mark.parametrize(
-    ("u", "v", "says"),
-    [
-        (
-            [0.1, 0.2, 0.3],
-            [0, 1, 2],
-            "at least three points that are not zero, but there are 2",
-        ),
-        (
-            [0.1, 0.4, 0.7, 1],
-            [10, 2.5, 1, 0.5],
-            "not have a peak while layers are dropped. It only falls",
-        ),
-        (
-            [0.1, 0.4, 0.7, 1],
-            [1, 2, 4, 8],
-            "not have a peak while layers are dropped. It only rises",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("u", "v", "says"), [
+    ([0.1, 0.2, 0.3], [0, 1, 2], "at least three points that are not zero, but there are 2"),
+    ([0.1, 0.4, 0.7, 1], [10, 2.5, 1, 0.5], "not have a peak while layers are dropped. It only falls"),
+    ([0.1, 0.4, 0.7, 1], [1, 2, 4, 8], "not have a peak while layers are dropped. It only rises"),
+])  # fmt: skip
 def test_what_has_no_peak_is_not_fitted(u, v, says):
     with pytest.raises(ValueError, match=says):
         fit_variance(u, v)
@@ -203,18 +188,15 @@ def test_depth_by_hand():
 PREFIX = LayerDrop(time="constant", depth="prefix", scale="none")
 
 
-@pytest.mark.parametrize(
-    ("now", "layers", "ran"),
-    [
-        (0.4, 4, 2),
-        (0.05, 4, 1),
-        (0.0, 4, 0),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in ((0.7, 10, 7), (1.0, 4, 4), (0.5, 4, 2), (0.3, 4, 1), (0.05, 1, 1))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("now", "layers", "ran"), [
+    (0.4, 4, 2),
+    (0.05, 4, 1),
+    (0.0, 4, 0),
+    *(
+        pytest.param(*more, marks=pytest.mark.slow)
+        for more in ((0.7, 10, 7), (1.0, 4, 4), (0.5, 4, 2), (0.3, 4, 1), (0.05, 1, 1))
+    ),
+])  # fmt: skip
 def test_prefix_keeps_bottom_layers_and_none_only_if_requested(now, layers, ran):
     drop = replace(PREFIX, theta=now)
     assert (
@@ -469,39 +451,21 @@ def test_the_clock_of_sbld_starts_when_dropping_starts(time, recovery):
     assert p.mean() == pytest.approx(budget(found[50], 12), abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("bad", "says"),
-    [
-        (lambda: LayerDrop(theta=0.0), "theta must be between 0.05 and 1, but is 0.0"),
-        (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
-        (
-            lambda: LayerDrop(recovery=0.6, sensitivity=Sensitivity(after=0.4)),
-            "after=0.4 and recovery=0.6 leave no step",
-        ),
-        (lambda: LayerDrop(time="variance"), "time='variance' needs a variance"),
-        (
-            lambda: LayerDrop(variance=CURVE),
-            "other times do not accept one, but time='pld' has variance=Variance",
-        ),
-        (
-            lambda: Variance(1.5, 2.0),
-            "peak must be in .0, 1. and shape above 1, but they are 1.5 and 2.0",
-        ),
-        (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
-        (
-            lambda: LayerDrop(programs=1),
-            "programs must be at least 2 .all layers, and fewer., but is 1",
-        ),
-        (
-            lambda: LayerDrop(depth="prefix"),
-            "never runs the upper layers, so scale must be 'none', not 'sublayer'",
-        ),
-        (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),
-        (lambda: Sensitivity(share=2.0), "share must be between 0 and 1, but is 2.0"),
-        (lambda: Sensitivity(after=1.0), "after=1.0 leaves no step"),
-        (lambda: Sensitivity(batches=0), "batches must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("bad", "says"), [
+    (lambda: LayerDrop(theta=0.0), "theta must be between 0.05 and 1, but is 0.0"),
+    (lambda: LayerDrop(recovery=1.0), "leaves no step that drops"),
+    (lambda: LayerDrop(recovery=0.6, sensitivity=Sensitivity(after=0.4)), "after=0.4 and recovery=0.6 leave no step"),
+    (lambda: LayerDrop(time="variance"), "time='variance' needs a variance"),
+    (lambda: LayerDrop(variance=CURVE), "other times do not accept one, but time='pld' has variance=Variance"),
+    (lambda: Variance(1.5, 2.0), "peak must be in .0, 1. and shape above 1, but they are 1.5 and 2.0"),
+    (lambda: LayerDrop(gamma=-1.0), "gamma must not be negative"),
+    (lambda: LayerDrop(programs=1), "programs must be at least 2 .all layers, and fewer., but is 1"),
+    (lambda: LayerDrop(depth="prefix"), "never runs the upper layers, so scale must be 'none', not 'sublayer'"),
+    (lambda: LayerDrop(depth="prefix", scale="block"), "scale must be 'none', not 'block'"),
+    (lambda: Sensitivity(share=2.0), "share must be between 0 and 1, but is 2.0"),
+    (lambda: Sensitivity(after=1.0), "after=1.0 leaves no step"),
+    (lambda: Sensitivity(batches=0), "batches must be at least 1"),
+])  # fmt: skip
 def test_numbers_out_of_range_are_refused(bad, says):
     with pytest.raises(ValueError, match=says):
         bad()

@@ -80,16 +80,10 @@ def by_indices(keep_mask: KeepMask) -> KeepMask:
 # --- the step ---
 
 
-@pytest.mark.parametrize(
-    ("how", "accumulate"),
-    [
-        ("mesh", 2),
-        *(
-            pytest.param(*way, marks=pytest.mark.slow)
-            for way in (("pmap", 1), ("mesh", 1), ("pmap", 2))
-        ),
-    ],
-)
+@pytest.mark.parametrize(("how", "accumulate"), [
+    ("mesh", 2),
+    *(pytest.param(*way, marks=pytest.mark.slow) for way in (("pmap", 1), ("mesh", 1), ("pmap", 2))),
+])  # fmt: skip
 def test_sharded_step_averages_each_micro_batch_gradient(how, accumulate):
     tx, keep_mask = optax.identity(), KeepMask(GATES[:accumulate], SCALE[:accumulate])
     start = runs.model(MODEL, tx)

@@ -57,53 +57,26 @@ def test_paper_axes_make_embeddings_inputs_and_norms_outputs(tied):
     assert published == axes
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"types": -1}, "types is -1, less than 0"),
-        ({"norm": "sandwich"}, "norm must be 'post' or 'pre', not 'sandwich'"),
-        ({"masked": 0.0}, "masked must be above 0 and at most 1, but is 0.0"),
-        (
-            {"context": 2, "first_position": 2},
-            "context=2 leaves no position after first_position=2",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"types": -1}, "types is -1, less than 0"),
+    ({"norm": "sandwich"}, "norm must be 'post' or 'pre', not 'sandwich'"),
+    ({"masked": 0.0}, "masked must be above 0 and at most 1, but is 0.0"),
+    ({"context": 2, "first_position": 2}, "context=2 leaves no position after first_position=2"),
+])  # fmt: skip
 def test_config_errors(wrong, message):
     with pytest.raises(ValueError, match=message):
         BERTConfig(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("given", "passes", "message"),
-    [
-        (
-            {"attention_mask": None},
-            {},
-            "inputs must be tokens and optionally types, mask, positions, segments, but are tokens, attention_mask",
-        ),
-        (
-            {"tokens": np.zeros((1, 6), int)},
-            {},
-            "6 tokens is longer than the 5 positions that context=7 leaves from first_position=2 on",
-        ),
-        (
-            {"mask": np.ones((1, 5), bool)},
-            {"keep_mask": KeepMask(np.ones(2, bool))},
-            "pack the text, and leave out mask",
-        ),
-        (
-            {"mask": np.ones((1, 5), bool)},
-            {"kept_tokens": KeptTokens(np.zeros((1, 1), int), 0, 1)},
-            "leave out mask",
-        ),
-        (
-            {},
-            {"keep_mask": KeepMask(np.ones(2, bool)), "frozen": 1},
-            "cannot be combined with token dropping",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "passes", "message"), [
+    ({"attention_mask": None}, {},
+     "inputs must be tokens and optionally types, mask, positions, segments, but are tokens, attention_mask"),
+    ({"tokens": np.zeros((1, 6), int)}, {},
+     "6 tokens is longer than the 5 positions that context=7 leaves from first_position=2 on"),
+    ({"mask": np.ones((1, 5), bool)}, {"keep_mask": KeepMask(np.ones(2, bool))}, "pack the text, and leave out mask"),
+    ({"mask": np.ones((1, 5), bool)}, {"kept_tokens": KeptTokens(np.zeros((1, 1), int), 0, 1)}, "leave out mask"),
+    ({}, {"keep_mask": KeepMask(np.ones(2, bool)), "frozen": 1}, "cannot be combined with token dropping"),
+])  # fmt: skip
 def test_input_errors(given, passes, message):
     config = tiny_bert(first_position=2)
     with pytest.raises(ValueError, match=message):
@@ -204,22 +177,16 @@ def change(config, growth, axes=None):
     return float(np.abs(np.subtract(after, before)).max() / np.std(before))
 
 
-@pytest.mark.parametrize(
-    ("name", "norm", "keeps"),
-    [
-        *((name, "post", True) for name in ("decoalesce, threes", "hypercloning", "staged")),
-        ("fpi heads and mlp", "post", True),
-        ("llama_pro", "post", False),
-        *(
-            pytest.param(name, "post", False, marks=pytest.mark.slow)
-            for name in ("decoalesce layers", "stack", "fpi, ragged")
-        ),
-        pytest.param("decoalesce, pairs", "post", True, marks=pytest.mark.slow),
-        *((name, "pre", True) for name in ("staged", "llama_pro")),
-        pytest.param("decoalesce, pairs", "pre", True, marks=pytest.mark.slow),
-        *((name, "pre", False) for name in ("stack", "lemon, ragged")),
-    ],
-)
+@pytest.mark.parametrize(("name", "norm", "keeps"), [
+    *((name, "post", True) for name in ("decoalesce, threes", "hypercloning", "staged")),
+    ("fpi heads and mlp", "post", True),
+    ("llama_pro", "post", False),
+    *(pytest.param(name, "post", False, marks=pytest.mark.slow) for name in ("decoalesce layers", "stack", "fpi, ragged")),
+    pytest.param("decoalesce, pairs", "post", True, marks=pytest.mark.slow),
+    *((name, "pre", True) for name in ("staged", "llama_pro")),
+    pytest.param("decoalesce, pairs", "pre", True, marks=pytest.mark.slow),
+    *((name, "pre", False) for name in ("stack", "lemon, ragged")),
+])  # fmt: skip
 def test_what_keeps_the_function_of_a_tied_model(name, norm, keeps):
     found = change(tiny_bert(norm=norm), GROWTHS[name])
     assert found < TOLERANCE if keeps else found > VISIBLE

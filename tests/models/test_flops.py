@@ -41,11 +41,7 @@ COUNTED = {
     "gpt2": (GPT2Config(layers=2, tied=False, **SIZES | {"context": 300}),),
     "gpt2, tied": (GPT2Config(layers=3, **SIZES),),
     "gpt2, frozen": (GPT2Config(layers=3, tied=False, **SIZES), 1),
-    "gpt2, dropped tokens": (
-        GPT2Config(layers=4, tied=False, **SIZES | {"context": 300}),
-        2,
-        TokenDrop(0.15, 1, 1),
-    ),
+    "gpt2, dropped tokens": (GPT2Config(layers=4, tied=False, **SIZES | {"context": 300}), 2, TokenDrop(0.15, 1, 1)),
     "llama, frozen": (LlamaConfig(layers=3, **GROUPED | {"context": 300}), 2),
     "llama, tied, dropped tokens": (LlamaConfig(layers=3, tied=True, **GROUPED), 1, TokenDrop(0.5)),
     "bert": (BERTConfig(layers=2, **SIZES | {"context": 150}, first_position=2, masked=0.3),),
@@ -53,23 +49,19 @@ COUNTED = {
     "vit": (ViTConfig(**IMAGES),),
     "vit, frozen": (ViTConfig(**IMAGES, distillation="head"), 1),
     "dinov2, frozen": (ViTConfig(**IMAGES, **DINO), 3),
-}
+}  # fmt: skip
 SHOWN = ("gpt2", "gpt2, dropped tokens", "llama, frozen", "bert", "vit")
 # What differs little from the rows above.
 COUNTED_SLOWLY = {
     "gpt2, one layer": (GPT2Config(layers=1, **SIZES),),
     "gpt2, tied, frozen": (GPT2Config(layers=3, **SIZES), 3),
     "gpt2, first layers drop": (GPT2Config(layers=4, tied=False, **SIZES), 1, TokenDrop(0.5, 0, 2)),
-    "gpt2, all layers drop": (
-        GPT2Config(layers=4, tied=False, **SIZES | {"context": 300}),
-        4,
-        TokenDrop(0.9, 0, 0),
-    ),
+    "gpt2, all layers drop": (GPT2Config(layers=4, tied=False, **SIZES | {"context": 300}), 4, TokenDrop(0.9, 0, 0)),
     "llama, dropped tokens": (LlamaConfig(layers=3, **GROUPED), 1, TokenDrop(0.5)),
     "bert, pre-norm": (BERTConfig(layers=2, norm="pre", tied=False, **SIZES),),
     "bert, pre-norm, frozen": (BERTConfig(layers=3, norm="pre", **SIZES), 3),
     "bert, dropped tokens": (BERTConfig(layers=4, **SIZES), 0, TokenDrop(0.5)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", cases([*COUNTED, *COUNTED_SLOWLY], SHOWN, COUNTED.keys()))
@@ -125,33 +117,20 @@ def repeated(x, y):
     return x @ y
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes", "products", "arithmetic"),
-    [
-        (lambda x, y: x @ y, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
-        (
-            lambda x, y: jnp.einsum("bij,bjk->bik", x, y),
-            [(7, 2, 3), (7, 3, 5)],
-            2 * 7 * 2 * 3 * 5,
-            0,
-        ),
-        (lambda x: (x + 1).sum(0), [(2, 3)], 0, 6 + 6),
-        (scanned, [(3, 3)], 7 * 2 * 27, 7 * 9),
-        (jax.jit(jax.checkpoint(scanned)), [(3, 3)], 7 * 2 * 27, 7 * 9),
-        (either, [(2, 3), (3, 3)], 2 * 2 * 2 * 9, 0),
-        (divided, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
-        (repeated, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
-        (lambda x: x.at[jnp.array([0, 0])].add(1.0), [(2, 3)], 0, 6),
-        (lambda x: jax.lax.fori_loop(0, 4, lambda _, y: y * 2, x), [(2, 3)], 0, 4 * 6),
-        (
-            lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID"),
-            [(1, 2, 4, 4), (5, 2, 3, 3)],
-            2 * (5 * 2 * 2) * (2 * 9),
-            0,
-        ),
-        # control: moving data is not arithmetic
-        (lambda x: x.T[:1].astype(jnp.bfloat16), [(2, 3)], 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("function", "shapes", "products", "arithmetic"), [
+    (lambda x, y: x @ y, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
+    (lambda x, y: jnp.einsum("bij,bjk->bik", x, y), [(7, 2, 3), (7, 3, 5)], 2 * 7 * 2 * 3 * 5, 0),
+    (lambda x: (x + 1).sum(0), [(2, 3)], 0, 6 + 6),
+    (scanned, [(3, 3)], 7 * 2 * 27, 7 * 9),
+    (jax.jit(jax.checkpoint(scanned)), [(3, 3)], 7 * 2 * 27, 7 * 9),
+    (either, [(2, 3), (3, 3)], 2 * 2 * 2 * 9, 0),
+    (divided, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
+    (repeated, [(2, 3), (3, 5)], 2 * 2 * 3 * 5, 0),
+    (lambda x: x.at[jnp.array([0, 0])].add(1.0), [(2, 3)], 0, 6),
+    (lambda x: jax.lax.fori_loop(0, 4, lambda _, y: y * 2, x), [(2, 3)], 0, 4 * 6),
+    (lambda x, k: jax.lax.conv(x, k, (1, 1), "VALID"), [(1, 2, 4, 4), (5, 2, 3, 3)], 2 * (5 * 2 * 2) * (2 * 9), 0),
+    # control: moving data is not arithmetic
+    (lambda x: x.T[:1].astype(jnp.bfloat16), [(2, 3)], 0, 0),
+])  # fmt: skip
 def test_operations_of_a_traced_program(function, shapes, products, arithmetic):
     assert count(function, *shapes) == (products, arithmetic)

@@ -307,34 +307,16 @@ def test_gradients_grow_by_the_dual_if_keys_keep_their_queries(name):
     assert apart < EXACT if DUAL[name] else apart > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("operator", "target", "message"),
-    [
-        (
-            fpi,
-            {"heads": 5},
-            "axis 'heads': fpi cannot divide 5 query heads among 2 key/value heads",
-        ),
-        (
-            lemon,
-            {"heads": 6, "kv_heads": 4},
-            "6 query heads among 4 key/value heads; kv_heads=3 keeps 2 query heads per key/value head",
-        ),
-        (zero_pad, {"kv_heads": 3}, "cannot divide 4 query heads among 3 key/value heads"),
-        (sparkling, {"heads": 6, "kv_heads": 6, "embed": 1}, "cannot reduce the size from 12 to 1"),
-        (
-            hypercloning,
-            {"heads": 8, "kv_heads": 3},
-            "axis 'kv_heads': hypercloning needs a multiple of 2, not 3",
-        ),
-        (
-            staged,
-            {"embed": 24, "heads": 8, "mlp": 40},
-            "staged must double all of embed, heads, kv_heads, mlp",
-        ),
-        (fpi, {"vocab": 12}, "axis 'vocab': fpi grows embed, heads, kv_heads, mlp"),
-    ],
-)
+@pytest.mark.parametrize(("operator", "target", "message"), [
+    (fpi, {"heads": 5}, "axis 'heads': fpi cannot divide 5 query heads among 2 key/value heads"),
+    (lemon, {"heads": 6, "kv_heads": 4},
+     "6 query heads among 4 key/value heads; kv_heads=3 keeps 2 query heads per key/value head"),
+    (zero_pad, {"kv_heads": 3}, "cannot divide 4 query heads among 3 key/value heads"),
+    (sparkling, {"heads": 6, "kv_heads": 6, "embed": 1}, "cannot reduce the size from 12 to 1"),
+    (hypercloning, {"heads": 8, "kv_heads": 3}, "axis 'kv_heads': hypercloning needs a multiple of 2, not 3"),
+    (staged, {"embed": 24, "heads": 8, "mlp": 40}, "staged must double all of embed, heads, kv_heads, mlp"),
+    (fpi, {"vocab": 12}, "axis 'vocab': fpi grows embed, heads, kv_heads, mlp"),
+])  # fmt: skip
 def test_targets_that_cannot_be_are_refused(operator, target, message):
     with pytest.raises(ValueError, match=message):
         operator(OLD, target)
@@ -354,22 +336,14 @@ def test_a_query_head_that_would_have_no_place_is_named():
         fpi(six, {"kv_heads": 3})
 
 
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ("far:2", "axis 'kv_heads': far:2 pairs: 3 is not a multiple of 2"),
-        (((0, 2), (1, 3), (4,)), "in no group: [5]"),
-        # The merged keys and the other key have two new heads each, but these are not adjacent.
-        (
-            ((0, 2), (4,), (1, 3), (5,)),
-            "into [(0, 1), (2,)]. In order, the new query heads read the merged heads [0, 1, 0, 1], but",
-        ),
-        (
-            ((0, 2), (1, 3), (4, 5)),
-            "into [(0, 1), (2,)]. In order, the new query heads read the merged heads [0, 0, 1], but",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("groups", "message"), [
+    ("far:2", "axis 'kv_heads': far:2 pairs: 3 is not a multiple of 2"),
+    (((0, 2), (1, 3), (4,)), "in no group: [5]"),
+    # The merged keys and the other key have two new heads each, but these are not adjacent.
+    (((0, 2), (4,), (1, 3), (5,)),
+     "into [(0, 1), (2,)]. In order, the new query heads read the merged heads [0, 1, 0, 1], but"),
+    (((0, 2), (1, 3), (4, 5)), "into [(0, 1), (2,)]. In order, the new query heads read the merged heads [0, 0, 1], but"),
+])  # fmt: skip
 def test_groups_of_query_heads_must_share_the_merged_keys_alike(groups, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         decoalesce({"heads": 6, "kv_heads": 3, "embed": 12, "mlp": 6}, heads=groups)
@@ -426,20 +400,17 @@ def test_special_values_of_ligo_are_operators_to_the_bit(ligo, target, operator)
     )
 
 
-@pytest.mark.parametrize(
-    ("target", "width"),
-    [
-        ({"heads": 6, "kv_heads": 3}, {"query": (36, 24), "key": (18, 12), "value": (18, 12)}),
-        ({"kv_heads": 4}, {"query": (24, 24), "key": (24, 12), "value": (24, 12), "out": (24, 24)}),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in (
-                ({"heads": 6}, {"query": (36, 24), "out": (36, 24)}),
-                ({"heads": 4}, {"query": (24, 24)}),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("target", "width"), [
+    ({"heads": 6, "kv_heads": 3}, {"query": (36, 24), "key": (18, 12), "value": (18, 12)}),
+    ({"kv_heads": 4}, {"query": (24, 24), "key": (24, 12), "value": (24, 12), "out": (24, 24)}),
+    *(
+        pytest.param(*more, marks=pytest.mark.slow)
+        for more in (
+            ({"heads": 6}, {"query": (36, 24), "out": (36, 24)}),
+            ({"heads": 4}, {"query": (24, 24)}),
+        )
+    ),
+])  # fmt: skip
 @pytest.mark.parametrize(
     "ligo",
     [

@@ -29,27 +29,17 @@ FAMILIES: dict[str, Config] = {
     "opt": GPT2Config(**SIZES | {"context": 14}, first_position=2, activation="relu"),
     "llama": LlamaConfig(**GROUPED),
     "mistral": LlamaConfig(**GROUPED, kinds="s", window=3),
-    "gemma": LlamaConfig(
-        **GROUPED,
-        kinds="ssf",
-        window=3,
-        local_theta=100.0,
-        score_cap=2.0,
-        logit_cap=3.0,
-        norms="both",
-    ),
+    "gemma": LlamaConfig(**GROUPED, kinds="ssf", window=3, local_theta=100.0, score_cap=2.0, logit_cap=3.0, norms="both"),
     "yarn": LlamaConfig(**GROUPED, rope_by="yarn", rope_factor=4.0, rope_context=4, rope_scale=1.1),
     "dynamic": LlamaConfig(**GROUPED, rope_by="dynamic", rope_factor=4.0),
     "longrope": LlamaConfig(**GROUPED, **LONGROPE, rope_scale=1.3),
     "smollm3": LlamaConfig(**GROUPED, kinds="fn"),
     "gpt-neox": LlamaConfig(**GROUPED, layer_norm=True, parallel=True, gated=False, rotary=0.5),
-    "gpt-oss": LlamaConfig(
-        **GROUPED, experts=4, balance=0.0, clamp=7.0, sinks=True, kinds="sf", window=3
-    ),
+    "gpt-oss": LlamaConfig(**GROUPED, experts=4, balance=0.0, clamp=7.0, sinks=True, kinds="sf", window=3),
     "bert": BERTConfig(**SIZES),
     "roberta": BERTConfig(**SIZES | {"context": 14}, types=1, first_position=2),
     "pre-bert": BERTConfig(**SIZES, norm="pre"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", cases(FAMILIES.keys(), ["gpt2"], ["gemma"]))
@@ -81,26 +71,14 @@ EXECUTIONS = {
     "projections": (replace(FAMILIES["gpt2"], remat="projections"), {}),
     "no-remat": (replace(FAMILIES["gemma"], remat="none"), {}),
     "conditional": (FAMILIES["gpt2"], {"keep_mask": KeepMask(np.array([True, False, True]))}),
-    "conditional-llama": (
-        FAMILIES["gemma"],
-        {"keep_mask": KeepMask(np.array([False, True, True]))},
-    ),
-    "conditional-bert": (
-        FAMILIES["pre-bert"],
-        {"keep_mask": KeepMask(np.array([True, False, True]))},
-    ),
+    "conditional-llama": (FAMILIES["gemma"], {"keep_mask": KeepMask(np.array([False, True, True]))}),
+    "conditional-bert": (FAMILIES["pre-bert"], {"keep_mask": KeepMask(np.array([True, False, True]))}),
     "gather": (LLAMA, {"keep_mask": KeepMask(np.array([0, 2], np.int32))}),
-    "scaled": (
-        FAMILIES["gpt2"],
-        {
-            "keep_mask": KeepMask(
-                np.array([0, 2], np.int32), np.array([1.5, 1.0, 0.5], np.float32), "sublayer"
-            )
-        },
-    ),
+    "scaled": (FAMILIES["gpt2"],
+     {"keep_mask": KeepMask(np.array([0, 2], np.int32), np.array([1.5, 1.0, 0.5], np.float32), "sublayer")}),
     "frozen": (FAMILIES["gpt2"], {"frozen": 1}),
     "pieces": (replace(LLAMA, head_positions=5), {}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", cases(EXECUTIONS.keys(), [], ["scaled"]))

@@ -36,25 +36,19 @@ def test_json_becomes_the_types_of_the_fields():
     assert typed.build_dataclass(Outer, {"inner": None}) == Outer()
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ({"rate": "1"}, "Outer: rate: expected float, but got '1'"),
-        ({"rate": True}, "Outer: rate: expected float, but got True"),
-        ({"count": 2.0}, "Outer: count: expected int or None, but got 2.0"),
-        ({"kind": "d"}, "Outer: kind: expected 'a' or 'b' or 'c', but got 'd'"),
-        ({"kind": ["a"]}, "Outer: kind: expected 'a' or 'b' or 'c', but got ['a']"),
-        (
-            {"rows": [[1], ["x"]]},
-            "Outer: rows: expected tuple[tuple[float, ...], ...], but got [[1], ['x']]",
-        ),
-        ({"inner": {"size": None}}, "Outer: inner: Inner: size: expected int, but got None"),
-        ({"inner": {}}, "Outer: inner: Inner: size is missing"),
-        ({"inner": 3}, "Outer: inner: expected Inner or None, but got 3"),
-        ({"sice": 3}, "Outer has no field 'sice'; its fields are rate, kind, rows, count, inner"),
-        ({"rate": -1.0}, "rate must be positive, but is -1.0"),
-    ],
-)
+@pytest.mark.parametrize(("content", "says"), [
+    ({"rate": "1"}, "Outer: rate: expected float, but got '1'"),
+    ({"rate": True}, "Outer: rate: expected float, but got True"),
+    ({"count": 2.0}, "Outer: count: expected int or None, but got 2.0"),
+    ({"kind": "d"}, "Outer: kind: expected 'a' or 'b' or 'c', but got 'd'"),
+    ({"kind": ["a"]}, "Outer: kind: expected 'a' or 'b' or 'c', but got ['a']"),
+    ({"rows": [[1], ["x"]]}, "Outer: rows: expected tuple[tuple[float, ...], ...], but got [[1], ['x']]"),
+    ({"inner": {"size": None}}, "Outer: inner: Inner: size: expected int, but got None"),
+    ({"inner": {}}, "Outer: inner: Inner: size is missing"),
+    ({"inner": 3}, "Outer: inner: expected Inner or None, but got 3"),
+    ({"sice": 3}, "Outer has no field 'sice'; its fields are rate, kind, rows, count, inner"),
+    ({"rate": -1.0}, "rate must be positive, but is -1.0"),
+])  # fmt: skip
 def test_wrong_json_is_explained_with_place_and_value(content, says):
     with pytest.raises(ValueError) as raised:
         typed.build_dataclass(Outer, content)

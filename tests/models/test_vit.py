@@ -34,19 +34,13 @@ def config(distillation="none", dtype="float64", **changes) -> ViTConfig:
 # --- names ---
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"patch": 3}, "image=10 must be a multiple of patch=3"),
-        ({"patch": 0}, "image=10 must be a multiple of patch=0, and patch at least 1"),
-        ({"classes": 0}, "classes is 0, less than 1"),
-        (
-            {"distillation": "head", "mean_head": True},
-            "mean_head does not support a distillation token",
-        ),
-        ({"distillation": "hard"}, "distillation must be 'none', 'token' or 'head', not 'hard'"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"patch": 3}, "image=10 must be a multiple of patch=3"),
+    ({"patch": 0}, "image=10 must be a multiple of patch=0, and patch at least 1"),
+    ({"classes": 0}, "classes is 0, less than 1"),
+    ({"distillation": "head", "mean_head": True}, "mean_head does not support a distillation token"),
+    ({"distillation": "hard"}, "distillation must be 'none', 'token' or 'head', not 'hard'"),
+])  # fmt: skip
 def test_config_errors(wrong, message):
     with pytest.raises(ValueError, match=message):
         ViTConfig(**SMALL | wrong)

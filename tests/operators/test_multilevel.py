@@ -301,17 +301,10 @@ def test_twins_stay_equal_until_interpolation_separates_them(m):
         assert np.linalg.norm(x - coarse) > 0.1 * np.linalg.norm(x), path
 
 
-@pytest.mark.parametrize(
-    ("move", "expected"),
-    [
-        (
-            lambda g: g,
-            {"first": 0.5, "middle": 1, "last": 2, "first_bias": 0.5, "middle_bias": 0.5},
-        ),
-        (jnp.sign, {"first": 1, "middle": 2, "last": 2, "first_bias": 1, "middle_bias": 1}),
-    ],
-    ids=["SGD", "sign, or the first step of Adam"],
-)
+@pytest.mark.parametrize(("move", "expected"), [
+    (lambda g: g, {"first": 0.5, "middle": 1, "last": 2, "first_bias": 0.5, "middle_bias": 0.5}),
+    (jnp.sign, {"first": 1, "middle": 2, "last": 2, "first_bias": 1, "middle_bias": 1}),
+], ids=["SGD", "sign, or the first step of Adam"])  # fmt: skip
 def test_one_step_on_twins_seen_from_the_coarse_level(move, expected):
     """``C(step of D(s)) / step of s`` for pairs: for coarse matrices 2 with Adam, 1 with SGD."""
     axes = {

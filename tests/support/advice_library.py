@@ -216,50 +216,29 @@ def fixed_number(name: str, said: str) -> dict[str, float]:
 
 
 MODELS = [
-    Case(
-        "leave it out to allow repetitions",
-        lambda p: generated("tokens", repetition_penalty=0.0),
-        lambda p, said: generated("tokens"),
-    ),
-    Case(
-        "leave it out to take the likeliest",
-        lambda p: generated("tokens", temperature=0.0),
-        lambda p, said: generated("tokens"),
-    ),
-    Case(
-        "leave it out to sample from all",
-        lambda p: generated("tokens", temperature=1.0, top_k=0),
-        lambda p, said: generated("tokens", temperature=1.0),
-    ),
-    Case(
-        "rotary positions need an even",
-        lambda p: LlamaConfig(**LLAMA, rotary=0.75),
-        lambda p, said: LlamaConfig(**LLAMA, rotary=0.5),
-    ),
+    Case("leave it out to allow repetitions", lambda p: generated("tokens", repetition_penalty=0.0),
+        lambda p, said: generated("tokens")),
+    Case("leave it out to take the likeliest", lambda p: generated("tokens", temperature=0.0),
+        lambda p, said: generated("tokens")),
+    Case("leave it out to sample from all", lambda p: generated("tokens", temperature=1.0, top_k=0),
+        lambda p, said: generated("tokens", temperature=1.0)),
+    Case("rotary positions need an even", lambda p: LlamaConfig(**LLAMA, rotary=0.75),
+        lambda p, said: LlamaConfig(**LLAMA, rotary=0.5)),
     of_experts(capacity=1.25),
     of_experts(shared=8),
     of_experts(clamp=7.0),
-    Case(
-        "also set temperature",
-        lambda p: generated("tokens", top_k=3),
-        lambda p, said: generated("tokens", top_k=3, **fixed_number("temperature", said)),
-    ),
+    Case("also set temperature", lambda p: generated("tokens", top_k=3),
+        lambda p, said: generated("tokens", top_k=3, **fixed_number("temperature", said))),
     of_config("is not a multiple of {merged}", SwinConfig, **(SWIN | {"image": 36})),
     of_config("a Swin's attention", SwinConfig, **SWIN, attention="cudnn"),
-    Case(
-        "use a model with head=tokens",
-        lambda p: generated("classes"),
-        lambda p, said: generated(part(r"head=(\w+)", said)),
-    ),
+    Case("use a model with head=tokens", lambda p: generated("classes"), lambda p, said: generated(part(r"head=(\w+)", said))),
     of_config("a CaiT mixes", CaiTConfig, **PATCHES, head_dim=4, attention="cudnn"),
     of_config("head=spans needs", BERTConfig, head="spans", classes=3, **BERT),
     of_config("norm_scale=False needs", LlamaConfig, **LLAMA, norm_scale=False, bias=True),
     of_config("needs gated=True", LlamaConfig, **LLAMA, experts=2, gated=False, active=1),
     of_config("head='classes' reads", ViTConfig, **PATCHES, head_dim=4, class_token=False),
-    of_config(
-        "mean_head does not", ViTConfig, **PATCHES, head_dim=4, mean_head=True, distillation="token"
-    ),
-]
+    of_config("mean_head does not", ViTConfig, **PATCHES, head_dim=4, mean_head=True, distillation="token"),
+]  # fmt: skip
 
 
 # --- the command ---

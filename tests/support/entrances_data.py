@@ -175,25 +175,12 @@ def _read_text(folder: Path) -> Any:
 
 
 SUBJECTS: dict[str, Subject] = {
-    "state of a dataset": Subject(
-        _saved,
-        lambda folder: list(table.file_rows(folder / "data")),
-        _name_shard,
-        {"link of the parent": _NAMED["link of the parent"]},
-    ),
-    "Parquet": Subject(
-        _parquet,
-        lambda folder: list(formats.table_records(folder / "data" / "a.parquet")),
-        None,
-        _NAMED,
-    ),
-    "settings of a tokenizer": Subject(
-        _beside,
-        lambda folder: special_tokens(_byte_tokenizer(), folder / "model"),
-        None,
-        {"missing": "the file is optional", "link of the parent": _NAMED["link of the parent"]},
-    ),
-}
+    "state of a dataset": Subject(_saved, lambda folder: list(table.file_rows(folder / "data")), _name_shard,
+        {"link of the parent": _NAMED["link of the parent"]}),
+    "Parquet": Subject(_parquet, lambda folder: list(formats.table_records(folder / "data" / "a.parquet")), None, _NAMED),
+    "settings of a tokenizer": Subject(_beside, lambda folder: special_tokens(_byte_tokenizer(), folder / "model"), None,
+        {"missing": "the file is optional", "link of the parent": _NAMED["link of the parent"]}),
+}  # fmt: skip
 
 
 def _run(folder: Path) -> Path:
@@ -284,63 +271,25 @@ def _read_tfds(folder: Path) -> Any:
 
 
 SUBJECTS |= {
-    "processor of images": Subject(
-        _written("preprocessor_config.json", '{"image_mean": [0.5], "image_std": [0.25]}'),
-        lambda folder: normal_in(folder / "data"),
-        None,
-        {**_PARENT, "missing": "the file is optional"},
-    ),
-    "config of a run": Subject(
-        _run,
-        lambda folder: normal_in(folder / "data"),
-        None,
-        {**_PARENT, "missing": "the model cannot be loaded without it"},
-    ),
-    "settings to copy": Subject(
-        _written("generation_config.json", '{"eos_token_id": 1}'),
-        _copied,
-        None,
-        {**_PARENT, "missing": "the file is optional"},
-    ),
-    "tokenizer": Subject(
-        _tokenizer,
-        lambda folder: tokenizers.load_tokenizer(str(folder / "tokenizer.json")),
-        None,
-        _NAMED,
-    ),
+    "processor of images": Subject(_written("preprocessor_config.json", '{"image_mean": [0.5], "image_std": [0.25]}'),
+        lambda folder: normal_in(folder / "data"), None, {**_PARENT, "missing": "the file is optional"}),
+    "config of a run": Subject(_run, lambda folder: normal_in(folder / "data"), None,
+        {**_PARENT, "missing": "the model cannot be loaded without it"}),
+    "settings to copy": Subject(_written("generation_config.json", '{"eos_token_id": 1}'), _copied, None,
+        {**_PARENT, "missing": "the file is optional"}),
+    "tokenizer": Subject(_tokenizer, lambda folder: tokenizers.load_tokenizer(str(folder / "tokenizer.json")), None, _NAMED),
     "vocabulary": Subject(_vocab, _read_vocab, None, _PARENT),
-    "merges": Subject(
-        _merges, _read_vocab, None, {**_PARENT, "truncated": "any number of merges is valid"}
-    ),
-    "images": Subject(
-        _images, _read_images("data"), None, {"missing": "a folder has no list of its images"}
-    ),
-    "tar of images": Subject(
-        _archive("tar"),
-        _read_images("a.tar"),
-        None,
-        {**_NAMED, "too large": "nothing is read after the end of the archive"},
-    ),
+    "merges": Subject(_merges, _read_vocab, None, {**_PARENT, "truncated": "any number of merges is valid"}),
+    "images": Subject(_images, _read_images("data"), None, {"missing": "a folder has no list of its images"}),
+    "tar of images": Subject(_archive("tar"), _read_images("a.tar"), None,
+        {**_NAMED, "too large": "nothing is read after the end of the archive"}),
     "zip of images": Subject(_archive("zip"), _read_images("a.zip"), None, _NAMED),
     "prepared dataset": Subject(_tfds, _read_tfds, _name_set, _PARENT, needs="tensorflow_datasets"),
-    "CSV": Subject(
-        _written("a.csv", 'text,label\na text,0\nanother,1\n"one\nmore",0\n'),
-        _table("a.csv"),
-        None,
-        _NAMED,
-    ),
-    "compressed TSV": Subject(
-        _written("a.tsv.gz", gzip.compress(b"text\tlabel\na text\t0\nanother\t1\n", mtime=0)),
-        _table("a.tsv.gz"),
-        None,
-        _NAMED,
-    ),
-    "JSON lines": Subject(
-        _written("a.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'),
-        _table("a.jsonl"),
-        None,
-        _NAMED,
-    ),
+    "CSV": Subject(_written("a.csv", 'text,label\na text,0\nanother,1\n"one\nmore",0\n'), _table("a.csv"), None, _NAMED),
+    "compressed TSV": Subject(_written("a.tsv.gz", gzip.compress(b"text\tlabel\na text\t0\nanother\t1\n", mtime=0)),
+        _table("a.tsv.gz"), None, _NAMED),
+    "JSON lines": Subject(_written("a.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'), _table("a.jsonl"),
+        None, _NAMED),
     "GLUE": Subject(_glue, _read_glue, None, _NAMED),
     "SQuAD": Subject(_squad, _read_squad, None, _NAMED),
     "array of token ids": Subject(_npy, _read_ids, None, _PARENT),
@@ -366,7 +315,7 @@ SUBJECTS |= {
             **dict.fromkeys(("escape", "surrogate"), "a split of another name is not read"),
         },
     ),
-}
+}  # fmt: skip
 
 ROWS: dict[str, Row] = {
     "train/extras/text/tfds.py::dataset_records": attacked("prepared dataset"),
@@ -377,9 +326,7 @@ ROWS: dict[str, Row] = {
         "it writes a file with a random name, which it creates, and renames it"
     ),
     "train/extras/images/images.py::_mapped_images": ours(_CACHE),
-    "train/extras/images/images.py::_folder_images": attacked(
-        "images", "tar of images", "zip of images"
-    ),
+    "train/extras/images/images.py::_folder_images": attacked("images", "tar of images", "zip of images"),
     "train/extras/images/images.py::_decode": ours(_CACHE),
     "train/extras/images/images.py::_new_array": ours(_CACHE),
     "train/extras/images/images.py::_opened": attacked("images", "tar of images", "zip of images"),
@@ -387,9 +334,7 @@ ROWS: dict[str, Row] = {
     "train/extras/labelled/glue.py::rows_of": attacked("GLUE"),
     "train/extras/labelled/squad.py::_articles": attacked("SQuAD"),
     "train/extras/text/named_splits.py::_readme_front_matter": attacked("README of a dataset"),
-    "train/extras/images/processor.py::normal_in": attacked(
-        "processor of images", "config of a run"
-    ),
+    "train/extras/images/processor.py::normal_in": attacked("processor of images", "config of a run"),
     "train/extras/images/processor.py::_read": attacked("processor of images"),
     "train/extras/tokenizers/special.py::copy_special_files": attacked("settings to copy"),
     "train/extras/tokenizers/special.py::_template": ours(_BY_REGULAR),
@@ -398,36 +343,22 @@ ROWS: dict[str, Row] = {
     "train/data/text.py::_mapped_tokens": ours(_CACHE),
     "train/data/cache.py::cached_folder": ours(_CACHE),
     "train/data/cache.py::_working_folder": ours(_CACHE),
-    "train/extras/tokenizers/loading.py::load_tokenizer": attacked(
-        "tokenizer", "vocabulary", "merges"
-    ),
+    "train/extras/tokenizers/loading.py::load_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
     "train/data/tokenise.py::tokenise_corpus": ours(_CACHE),
     "train/data/corpus.py::stdlib_corpus": ours("the source files of Python itself"),
-    "train/data/tokenizers.py::named_tokenizer": ours(
-        "`load_tokenizer` of the extras reads the files"
-    ),
+    "train/data/tokenizers.py::named_tokenizer": ours("`load_tokenizer` of the extras reads the files"),
     "train/extras/text/corpora.py::dataset_shards": attacked("state of a dataset"),
     "train/extras/text/corpora.py::dataset_splits": attacked("splits of a dataset"),
-    "train/extras/decoding.py::in_folder": attacked(
-        "state of a dataset", "settings of a tokenizer"
-    ),
-    "train/extras/decoding.py::json_object": attacked(
-        "state of a dataset", "settings of a tokenizer"
-    ),
-    "train/extras/decoding.py::open_data": attacked(
-        "CSV", "compressed TSV", "JSON lines", "GLUE", "SQuAD"
-    ),
-    "train/extras/decoding.py::read_regular": attacked(
-        "state of a dataset", "settings of a tokenizer"
-    ),
+    "train/extras/decoding.py::in_folder": attacked("state of a dataset", "settings of a tokenizer"),
+    "train/extras/decoding.py::json_object": attacked("state of a dataset", "settings of a tokenizer"),
+    "train/extras/decoding.py::open_data": attacked("CSV", "compressed TSV", "JSON lines", "GLUE", "SQuAD"),
+    "train/extras/decoding.py::read_regular": attacked("state of a dataset", "settings of a tokenizer"),
     "train/extras/text/formats.py::_lines": attacked("CSV", "JSON lines"),
     "train/extras/text/tables.py::table_rows": attacked("Parquet", "state of a dataset"),
     "train/extras/text/token_files.py::_npy": attacked("array of token ids"),
     "train/extras/text/token_files.py::_raw": attacked("raw token ids"),
     "train/extras/text/tfds.py::checked_info": attacked("prepared dataset"),
-    "train/extras/images/images.py::_Records.__getitem__": ours(
-        "the bytes of an image are in memory; no file is opened"
-    ),
+    "train/extras/images/images.py::_Records.__getitem__": ours("the bytes of an image are in memory; no file is opened"),
     "train/extras/images/images.py::_in_folder": attacked("images"),
     "train/extras/images/images.py::_in_tar": attacked("tar of images"),
     "train/extras/images/images.py::_is_zip": attacked("tar of images", "zip of images"),
@@ -435,14 +366,10 @@ ROWS: dict[str, Row] = {
     "train/extras/bounded_child.py::_try_tokenizer": ours(
         "the files that `bounded.check_tokenizer` checked; the process has limits"
     ),
-    "train/extras/bounded_child.py::_yaml_as_json": ours(
-        "the text that `named_splits` has read; the process has limits"
-    ),
-    "train/extras/bounded_child.py::_table": ours(
-        "the file that `tables.table_rows` checked; the process has limits"
-    ),
+    "train/extras/bounded_child.py::_yaml_as_json": ours("the text that `named_splits` has read; the process has limits"),
+    "train/extras/bounded_child.py::_table": ours("the file that `tables.table_rows` checked; the process has limits"),
     "train/extras/bounded.py::check_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
-}
+}  # fmt: skip
 
 # The number of rows that still need a subject.
 OPEN = 0

@@ -518,39 +518,16 @@ _METADATA = "run/3/items/_METADATA"
 
 SUBJECTS: dict[str, Subject] = {
     "config": Subject(model("config.json"), lambda f: grow(f / "model"), skips=_NAMED),
-    "record": Subject(
-        model("jaxgrow.json"),
-        lambda f: grow(f / "model"),
-        harmless={"missing": _OPTIONAL["missing"]},
-        skips=_NAMED | {"loop": "a record that is no file is no record", "FIFO": "the same"},
-    ),
+    "record": Subject(model("jaxgrow.json"), lambda f: grow(f / "model"), harmless={"missing": _OPTIONAL["missing"]},
+        skips=_NAMED | {"loop": "a record that is no file is no record", "FIFO": "the same"}),
     "weights": Subject(model("model.safetensors"), lambda f: grow(f / "model"), skips=_NAMED),
-    "index": Subject(
-        model("*.index.json", shard=2000),
-        lambda f: grow(f / "model"),
-        named=edited("model/model.safetensors.index.json", _in_every_shard),
-        skips=_NAMED,
-    ),
-    "shard": Subject(
-        model("model-*.safetensors", shard=2000), lambda f: grow(f / "model"), skips=_NAMED
-    ),
-    "tokenizer beside": Subject(
-        model("tokenizer.json"),
-        lambda f: grow(f / "model"),
-        harmless=_COPIED | _OPTIONAL,
-        skips=_NAMED,
-    ),
-    "model card": Subject(
-        card,
-        lambda f: grow(f / "model"),
-        harmless=_COPIED | _OPTIONAL,
-        skips=_NAMED,
-    ),
-    "template": Subject(
-        model("additional_chat_templates/*"),
-        lambda f: grow(f / "model"),
-        harmless=_COPIED | _OPTIONAL,
-    ),
+    "index": Subject(model("*.index.json", shard=2000), lambda f: grow(f / "model"),
+        named=edited("model/model.safetensors.index.json", _in_every_shard), skips=_NAMED),
+    "shard": Subject(model("model-*.safetensors", shard=2000), lambda f: grow(f / "model"), skips=_NAMED),
+    "tokenizer beside": Subject(model("tokenizer.json"), lambda f: grow(f / "model"), harmless=_COPIED | _OPTIONAL,
+        skips=_NAMED),
+    "model card": Subject(card, lambda f: grow(f / "model"), harmless=_COPIED | _OPTIONAL, skips=_NAMED),
+    "template": Subject(model("additional_chat_templates/*"), lambda f: grow(f / "model"), harmless=_COPIED | _OPTIONAL),
     "snapshot": Subject(
         snapshot,
         lambda f: command("inspect", f / "models--x"),
@@ -559,26 +536,15 @@ SUBJECTS: dict[str, Subject] = {
         | _NAMED,
     ),
     "run record": Subject(run_folder("jaxgrow.json"), read_run, skips=_NAMED),
-    "run in the shell": Subject(
-        run_folder("jaxgrow.json"), lambda f: command("inspect", f / "run"), skips=_NAMED
-    ),
+    "run in the shell": Subject(run_folder("jaxgrow.json"), lambda f: command("inspect", f / "run"), skips=_NAMED),
     "run metadata": Subject(run_folder("params/**/_METADATA"), read_run),
     "run data": Subject(run_folder("params/**/d/*"), read_run),
-    "run checksums": Subject(
-        run_folder("params/SHA256SUMS"),
-        read_run,
-        harmless={"missing": "older versions wrote no checksums"},
-    ),
+    "run checksums": Subject(run_folder("params/SHA256SUMS"), read_run,
+        harmless={"missing": "older versions wrote no checksums"}),
     "unfinished run": Subject(unfinished_run("config.json"), read_unfinished, skips=_NAMED),
-    "run for transformers": Subject(
-        unfinished_run("transformers/config.json"), write_unfinished, skips=_NAMED
-    ),
-    "tokenizer of a run": Subject(
-        unfinished_run("transformers/tokenizer.json"),
-        write_unfinished,
-        harmless=_COPIED | _OPTIONAL,
-        skips=_NAMED,
-    ),
+    "run for transformers": Subject(unfinished_run("transformers/config.json"), write_unfinished, skips=_NAMED),
+    "tokenizer of a run": Subject(unfinished_run("transformers/tokenizer.json"), write_unfinished,
+        harmless=_COPIED | _OPTIONAL, skips=_NAMED),
     "unfinished data": Subject(unfinished_run("checkpoints/3/models/**/d/*"), read_unfinished),
     "replaced record": Subject(
         overwritten("jaxgrow.json"),
@@ -589,107 +555,49 @@ SUBJECTS: dict[str, Subject] = {
         ),
         skips=_NAMED,
     ),
-    "replaced config": Subject(
-        overwritten_download,
-        replace_old,
-        skips=_NAMED,
-    ),
-    "unfinished": Subject(
-        unfinished,
-        lambda f: command("grow", f / "model", f / "new", *_DEEP),
-        harmless=dict.fromkeys(ALL, "a folder that is not ours is left alone"),
-    ),
+    "replaced config": Subject(overwritten_download, replace_old, skips=_NAMED),
+    "unfinished": Subject(unfinished, lambda f: command("grow", f / "model", f / "new", *_DEEP),
+        harmless=dict.fromkeys(ALL, "a folder that is not ours is left alone")),
     "LoRA config": Subject(lora_folder("adapter_config.json"), grow_lora, skips=_NAMED),
     "LoRA weights": Subject(lora_folder("adapter_model.safetensors"), grow_lora, skips=_NAMED),
-    "tokenizer": Subject(
-        with_data("model/tokenizer.json"),
-        report("text.txt"),
-        skips=_NAMED,
-    ),
-    "another tokenizer": Subject(
-        two_tokenizers,
-        lambda f: command("report", f / "model", f / "other"),
-        harmless=dict.fromkeys(ALL, "without a tokenizer there is no note"),
-        skips=_NAMED,
-    ),
-    "text": Subject(
-        with_data("text.txt"),
-        report("text.txt"),
-        harmless=dict.fromkeys(
-            ("truncated", "wrong type", "nested", "pickle", "too large"), "every file is a text"
-        ),
-        skips=_CHOSEN,
-    ),
+    "tokenizer": Subject(with_data("model/tokenizer.json"), report("text.txt"), skips=_NAMED),
+    "another tokenizer": Subject(two_tokenizers, lambda f: command("report", f / "model", f / "other"),
+        harmless=dict.fromkeys(ALL, "without a tokenizer there is no note"), skips=_NAMED),
+    "text": Subject(with_data("text.txt"), report("text.txt"),
+        harmless=dict.fromkeys(("truncated", "wrong type", "nested", "pickle", "too large"), "every file is a text"),
+        skips=_CHOSEN),
     "ids": Subject(with_data("ids.npy"), report("ids.npy"), skips=_CHOSEN, harmless=_LONGER),
-    "scores": Subject(
-        changed_tokens("importance.safetensors"),
-        change_tokens("prune", "--mlp", "8", "--scores", "{}/importance.safetensors"),
-        skips=_CHOSEN,
-    ),
-    "kept tokens": Subject(
-        changed_tokens("keep.json"),
-        change_tokens("prune", "--vocab", "{}/keep.json"),
-        skips=_CHOSEN,
-    ),
-    "similar tokens": Subject(
-        changed_tokens("like.json"),
-        change_tokens("grow", "--like-tokens", "{}/like.json"),
-        skips=_CHOSEN,
-    ),
-    "generation settings": Subject(
-        changed_tokens("model/generation_config.json"),
-        change_tokens("prune", "--vocab", "3"),
-        harmless={"missing": "the file is optional"},
-        skips=_NAMED,
-    ),
+    "scores": Subject(changed_tokens("importance.safetensors"),
+        change_tokens("prune", "--mlp", "8", "--scores", "{}/importance.safetensors"), skips=_CHOSEN),
+    "kept tokens": Subject(changed_tokens("keep.json"), change_tokens("prune", "--vocab", "{}/keep.json"), skips=_CHOSEN),
+    "similar tokens": Subject(changed_tokens("like.json"), change_tokens("grow", "--like-tokens", "{}/like.json"),
+        skips=_CHOSEN),
+    "generation settings": Subject(changed_tokens("model/generation_config.json"), change_tokens("prune", "--vocab", "3"),
+        harmless={"missing": "the file is optional"}, skips=_NAMED),
     "images": Subject(images, report("images.npy"), skips=_CHOSEN, harmless=_LONGER),
-    "EasyDeL index": Subject(
-        easydel("tensorstore_index.json"),
-        grow_trainer,
-        named=edited("run/tensorstore_index.json", _first_entry),
-        skips=_NAMED,
-    ),
+    "EasyDeL index": Subject(easydel("tensorstore_index.json"), grow_trainer,
+        named=edited("run/tensorstore_index.json", _first_entry), skips=_NAMED),
     "EasyDeL chunk": Subject(easydel("model/lm_head/kernel/0.0"), grow_trainer),
     "EasyDeL array": Subject(easydel("model/lm_head/kernel/.zarray"), grow_trainer),
     "EasyDeL beside": Subject(easydel("beside/notes.txt"), grow_trainer, harmless=_BESIDE),
     "levanter database": Subject(levanter("manifest.ocdbt"), grow_trainer),
     "levanter data": Subject(levanter("d/*"), grow_trainer, harmless=_LONGER),
-    "levanter manifest": Subject(
-        levanter("manifest.json"),
-        grow_trainer,
-        harmless={"missing": "older versions wrote no manifest"},
-    ),
-    "Orbax metadata": Subject(
-        maxtext("run/*/items/_METADATA"),
-        grow_maxtext,
-        named=lambda f, value: edited(_METADATA, _first_key)(f, value),
-    ),
+    "levanter manifest": Subject(levanter("manifest.json"), grow_trainer,
+        harmless={"missing": "older versions wrote no manifest"}),
+    "Orbax metadata": Subject(maxtext("run/*/items/_METADATA"), grow_maxtext,
+        named=lambda f, value: edited(_METADATA, _first_key)(f, value)),
     "Orbax data": Subject(maxtext("run/*/items/**/d/*"), grow_maxtext, harmless=_LONGER),
-    "Orbax array metadata": Subject(
-        maxtext("run/*/items/array_metadatas/*"),
-        grow_maxtext,
-        harmless={"missing": "older versions wrote no such file"},
-    ),
-    "Orbax sharding": Subject(
-        maxtext("run/*/items/_sharding"),
-        grow_maxtext,
-        harmless={"missing": "older versions wrote no such file"},
-    ),
+    "Orbax array metadata": Subject(maxtext("run/*/items/array_metadatas/*"), grow_maxtext,
+        harmless={"missing": "older versions wrote no such file"}),
+    "Orbax sharding": Subject(maxtext("run/*/items/_sharding"), grow_maxtext,
+        harmless={"missing": "older versions wrote no such file"}),
     "names": Subject(maxtext("names.json"), use_names, skips=_CHOSEN),
     "DCP metadata": Subject(titan(".metadata"), grow_trainer, named=_relative_path, needs="torch"),
     "DCP data": Subject(titan("*.distcp"), grow_trainer, harmless=_LONGER, needs="torch"),
     "optimizer": Subject(trained("optimizer.pt"), grow_trained, skips=_NAMED, needs="transformers"),
-    "optimizer tensors": Subject(
-        trained("optimizer.safetensors"), grow_trained, skips=_NAMED, needs="transformers"
-    ),
-    "trainer state": Subject(
-        trained("trainer_state.json"),
-        grow_trained,
-        harmless=_BESIDE,
-        skips=_NAMED,
-        needs="transformers",
-    ),
-}
+    "optimizer tensors": Subject(trained("optimizer.safetensors"), grow_trained, skips=_NAMED, needs="transformers"),
+    "trainer state": Subject(trained("trainer_state.json"), grow_trained, harmless=_BESIDE, skips=_NAMED, needs="transformers"),
+}  # fmt: skip
 
 _NEW = "it writes into the new folder, which this process made, or checks what it wrote there"
 _WORK = "the work folder has a random name and mode 0700, and this process made it"
@@ -699,15 +607,11 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/writing.py::_history": attacked("record"),
     "jaxgrow/checkpoints/opening.py::_is_huggingface": attacked("config"),
     "jaxgrow/checkpoints/opening.py::_snapshot": attacked("snapshot"),
-    "jaxgrow/checkpoints/writing.py::write": attacked(
-        "tokenizer beside", "template", "tokenizer of a run"
-    ),
+    "jaxgrow/checkpoints/writing.py::write": attacked("tokenizer beside", "template", "tokenizer of a run"),
     "jaxgrow/extras/hf_peft/reading.py::read_peft": attacked("LoRA config", "LoRA weights"),
     "jaxgrow/extras/hf_peft/peft_settings.py::PeftSettings.__init__": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
-    "jaxgrow/checkpoints/io/checksums.py::block_digest": ours(
-        "a file of a cache, whose name `damage` has checked"
-    ),
+    "jaxgrow/checkpoints/io/checksums.py::block_digest": ours("a file of a cache, whose name `damage` has checked"),
     "jaxgrow/checkpoints/io/checksums.py::damage": attacked("run checksums"),
     "jaxgrow/checkpoints/io/checksums.py::seal": ours(_NEW),
     "jaxgrow/checkpoints/io/checksums.py::sha256": attacked("run data"),
@@ -732,30 +636,22 @@ ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),
     "jaxgrow/checkpoints/orbax.py::Orbax._handed_over": attacked("run for transformers"),
     "jaxgrow/checkpoints/orbax.py::Orbax._stored": attacked("run data"),
-    "jaxgrow/extras/run_checkpoint.py::RunCheckpoint.__init__": attacked(
-        "unfinished run", "unfinished data"
-    ),
+    "jaxgrow/extras/run_checkpoint.py::RunCheckpoint.__init__": attacked("unfinished run", "unfinished data"),
     "jaxgrow/extras/run_checkpoint.py::RunCheckpoint.accepts": attacked("unfinished run"),
     "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
         "it deletes only folders with the prefix and the token of an export, no links"
     ),
-    "jaxgrow/checkpoints/orbax.py::_move_export": ours(
-        "it moves what this process wrote and sealed"
-    ),
+    "jaxgrow/checkpoints/orbax.py::_move_export": ours("it moves what this process wrote and sealed"),
     "jaxgrow/checkpoints/orbax.py::export_model": ours("it writes into the folder of a run"),
     "jaxgrow/checkpoints/orbax.py::write_orbax": ours(_NEW),
     "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
     "jaxgrow/extras/commands/card.py::_front_matter": attacked("model card"),
-    "jaxgrow/extras/commands/suggest.py::marked_measurements": ours(
-        "it reads a file of this package"
-    ),
+    "jaxgrow/extras/commands/suggest.py::marked_measurements": ours("it reads a file of this package"),
     "jaxgrow/extras/commands/show.py::run_show": ours("it writes the picture that the user named"),
     "jaxgrow/extras/commands/model_inputs.py::_open_array": attacked("ids", "images"),
     "jaxgrow/extras/commands/model_inputs.py::_tokenised_text": attacked("text", "tokenizer"),
     "jaxgrow/extras/commands/tokenizer_files.py::tokens_of": attacked("another tokenizer"),
-    "jaxgrow/extras/commands/vocabulary.py::_read_chosen": attacked(
-        "kept tokens", "similar tokens"
-    ),
+    "jaxgrow/extras/commands/vocabulary.py::_read_chosen": attacked("kept tokens", "similar tokens"),
     "jaxgrow/extras/commands/vocabulary.py::_renumber_special": attacked("generation settings"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
@@ -765,33 +661,18 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/integrations/formats.py::from_file": attacked("names"),
     "jaxgrow/extras/integrations/trees.py::LevanterTree.__init__": attacked("levanter manifest"),
     "jaxgrow/extras/integrations/trees.py::LevanterWriter._describe": attacked("levanter manifest"),
-    "jaxgrow/extras/integrations/torch_optimizer.py::read_safetensors": attacked(
-        "optimizer tensors"
-    ),
+    "jaxgrow/extras/integrations/torch_optimizer.py::read_safetensors": attacked("optimizer tensors"),
     "jaxgrow/extras/integrations/command.py::grow_folder": ours(_NEW),
     "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.__init__": attacked("Orbax metadata"),
     "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._check_files": attacked("EasyDeL chunk"),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._all_described": attacked(
-        "EasyDeL index"
-    ),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._described": attacked(
-        "Orbax data", "EasyDeL array"
-    ),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.file": attacked(
-        "Orbax metadata", "EasyDeL index"
-    ),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.open": attacked(
-        "Orbax data", "EasyDeL array", "EasyDeL index", "levanter data"
-    ),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.read": attacked(
-        "Orbax data", "EasyDeL chunk", "levanter data"
-    ),
-    "jaxgrow/extras/integrations/orbax_tree.py::Writer._describe_arrays": attacked(
-        "Orbax array metadata", "Orbax sharding"
-    ),
-    "jaxgrow/extras/integrations/orbax_tree.py::Writer.write": attacked(
-        "EasyDeL index", "Orbax metadata"
-    ),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._all_described": attacked("EasyDeL index"),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._described": attacked("Orbax data", "EasyDeL array"),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.file": attacked("Orbax metadata", "EasyDeL index"),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.open": attacked("Orbax data", "EasyDeL array", "EasyDeL index",
+        "levanter data"),
+    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.read": attacked("Orbax data", "EasyDeL chunk", "levanter data"),
+    "jaxgrow/extras/integrations/orbax_tree.py::Writer._describe_arrays": attacked("Orbax array metadata", "Orbax sharding"),
+    "jaxgrow/extras/integrations/orbax_tree.py::Writer.write": attacked("EasyDeL index", "Orbax metadata"),
     "jaxgrow/extras/integrations/orbax_tree.py::_spec": attacked("EasyDeL index", "Orbax metadata"),
     "jaxgrow/extras/integrations/orbax_tree.py::Writer._describe": ours(_NEW),
     "jaxgrow/extras/integrations/torch_optimizer.py::find_optimizer": attacked("optimizer"),
@@ -807,11 +688,9 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/integrations/torch_reader.py::save_entries": ours(_NEW),
     "jaxgrow/extras/integrations/torch_tree.py::TorchWriter._merge": ours(_NEW),
     "jaxgrow/untrusted.py::CheckedPath.open": attacked("config"),
-    "jaxgrow/untrusted.py::copy_file": attacked(
-        "tokenizer beside", "template", "EasyDeL beside", "trainer state"
-    ),
+    "jaxgrow/untrusted.py::copy_file": attacked("tokenizer beside", "template", "EasyDeL beside", "trainer state"),
     "jaxgrow/untrusted.py::open_regular": ours(_CALLER),
-}
+}  # fmt: skip
 
 # The number of rows that still need a subject.
 OPEN = 0

@@ -244,82 +244,35 @@ def _adapter(folder: Path) -> Path:
 
 
 SUBJECTS: dict[str, Subject] = {
-    "config.json": Subject(
-        _written("config.json"), lambda folder: Workdir(folder / "run").config, harmless=LINKED
-    ),
-    "result.json": Subject(
-        _written("result.json"), lambda folder: Workdir(folder / "run").result, harmless=LINKED
-    ),
-    "scores.json": Subject(
-        _written("scores.json"),
-        lambda folder: Workdir(folder / "run").scores,
-        harmless=LINKED | {"missing": "the run was not scored"},
-    ),
-    "evaluated.json": Subject(
-        _written("evaluated.json"),
-        lambda folder: kept_evaluations(Workdir(folder / "run")),
-        harmless=LINKED | {"missing": "the run was not evaluated"},
-    ),
-    "metrics.jsonl": Subject(
-        _written("metrics.jsonl"), lambda folder: Workdir(folder / "run").lines(), harmless=LINKED
-    ),
+    "config.json": Subject(_written("config.json"), lambda folder: Workdir(folder / "run").config, harmless=LINKED),
+    "result.json": Subject(_written("result.json"), lambda folder: Workdir(folder / "run").result, harmless=LINKED),
+    "scores.json": Subject(_written("scores.json"), lambda folder: Workdir(folder / "run").scores,
+        harmless=LINKED | {"missing": "the run was not scored"}),
+    "evaluated.json": Subject(_written("evaluated.json"), lambda folder: kept_evaluations(Workdir(folder / "run")),
+        harmless=LINKED | {"missing": "the run was not evaluated"}),
+    "metrics.jsonl": Subject(_written("metrics.jsonl"), lambda folder: Workdir(folder / "run").lines(), harmless=LINKED),
     ".lock": Subject(_written(".lock"), _locked, harmless=LINKED | UNREAD),
-    "maps.npz": Subject(
-        _written("maps.npz"),
-        lambda folder: read_arrays(folder / "run" / "maps.npz", lambda *both: both, "maps", ""),
-        harmless=LINKED,
-    ),
-    "result.json of a plan": Subject(
-        _run("result.json"), lambda folder: show.plan_row(str(folder / "run")), harmless=LINKED
-    ),
-    "compare.json": Subject(
-        _compared,
-        lambda folder: scaling.read_savings(f"a={folder / 'compare.json'}"),
-        harmless=LINKED | {"link": "the user named the file, which may be a link"},
-    ),
-    "labels": Subject(
-        _questions,
-        lambda folder: published.local_dataset(
-            "baber/piqa", None, "piqa", ["validation"], folder / "data"
-        ),
-        harmless=LINKED,
-        needs="datasets",
-    ),
+    "maps.npz": Subject(_written("maps.npz"),
+        lambda folder: read_arrays(folder / "run" / "maps.npz", lambda *both: both, "maps", ""), harmless=LINKED),
+    "result.json of a plan": Subject(_run("result.json"), lambda folder: show.plan_row(str(folder / "run")), harmless=LINKED),
+    "compare.json": Subject(_compared, lambda folder: scaling.read_savings(f"a={folder / 'compare.json'}"),
+        harmless=LINKED | {"link": "the user named the file, which may be a link"}),
+    "labels": Subject(_questions,
+        lambda folder: published.local_dataset("baber/piqa", None, "piqa", ["validation"], folder / "data"), harmless=LINKED,
+        needs="datasets"),
     "README of a copied dataset": Subject(_hub_copy, _read_copy, _name_data, needs="datasets"),
-    "tokenizer.json": Subject(
-        _model,
-        _applied,
-        harmless=LINKED | COPIED | {"missing": "a model may have no tokenizer"},
-        skips={"too large": "a file of any size is copied in parts"},
-    ),
-    "lora.npz": Subject(
-        _adapter,
-        lambda folder: adapting.adapter_for(str(folder / "lora.npz"), CONFIG_OF_MODEL),
-        harmless=LINKED,
-    ),
-    "log to continue": Subject(
-        _run("metrics.jsonl"),
-        lambda folder: recorder._opened_log(folder / "run/metrics.jsonl", len(LINE)).close(),
-        harmless=LINKED | UNREAD_LOG,
-    ),
-    "trackers.json": Subject(
-        _run("trackers.json"),
-        _tracked,
-        harmless=LINKED | {"missing": "the run then has a new id"},
-    ),
-    "events to continue": Subject(
-        _run("tensorboard/events.a"),
-        lambda folder: TensorBoard(folder / "run/tensorboard", {"events.a": 3}).close(),
-        harmless=UNREAD_LOG | LEFT_OUT,
-    ),
-    "events to copy": Subject(
-        _run("tensorboard/events.a"), _copied, harmless=LINKED | UNREAD_LOG | LEFT_OUT
-    ),
-    "log to copy": Subject(
-        _run("checkpoints/1/log"),
-        _copied,
-        harmless=UNREAD_LOG | {x: "the log of the run is copied" for x in ("missing", "loop")},
-    ),
+    "tokenizer.json": Subject(_model, _applied, harmless=LINKED | COPIED | {"missing": "a model may have no tokenizer"},
+        skips={"too large": "a file of any size is copied in parts"}),
+    "lora.npz": Subject(_adapter, lambda folder: adapting.adapter_for(str(folder / "lora.npz"), CONFIG_OF_MODEL),
+        harmless=LINKED),
+    "log to continue": Subject(_run("metrics.jsonl"),
+        lambda folder: recorder._opened_log(folder / "run/metrics.jsonl", len(LINE)).close(), harmless=LINKED | UNREAD_LOG),
+    "trackers.json": Subject(_run("trackers.json"), _tracked, harmless=LINKED | {"missing": "the run then has a new id"}),
+    "events to continue": Subject(_run("tensorboard/events.a"),
+        lambda folder: TensorBoard(folder / "run/tensorboard", {"events.a": 3}).close(), harmless=UNREAD_LOG | LEFT_OUT),
+    "events to copy": Subject(_run("tensorboard/events.a"), _copied, harmless=LINKED | UNREAD_LOG | LEFT_OUT),
+    "log to copy": Subject(_run("checkpoints/1/log"), _copied,
+        harmless=UNREAD_LOG | {x: "the log of the run is copied" for x in ("missing", "loop")}),
     "log to restore": Subject(
         _run("checkpoints/1/log"),
         lambda folder: Checkpoints(
@@ -329,74 +282,44 @@ SUBJECTS: dict[str, Subject] = {
         | {x: "the log of the run stays" for x in ("missing", "loop")}
         | {"link of the parent": "a link is not an intact checkpoint, so it is not restored"},
     ),
-    "step": Subject(
-        _run("checkpoints/1/step"),
-        lambda folder: intact.checkpoint_steps(folder / "run" / "checkpoints"),
-        harmless=LINKED | UNREAD_LOG | LEFT_OUT,
-    ),
+    "step": Subject(_run("checkpoints/1/step"), lambda folder: intact.checkpoint_steps(folder / "run" / "checkpoints"),
+        harmless=LINKED | UNREAD_LOG | LEFT_OUT),
     "log to branch": Subject(_run("metrics.jsonl"), _branched, harmless=LINKED | UNREAD_LOG),
     "table to predict": Subject(_finetuned("table.tsv"), _predicted, harmless=NAMED_BY_USER),
     "config.json to predict": Subject(_finetuned("config.json"), _predicted, harmless=LINKED),
-    "tokenizer_config.json to evaluate": Subject(
-        _finetuned("tokenizer_config.json"),
-        _scored,
-        harmless=LINKED | {"missing": "the length is then the one of the model"},
-    ),
-    "text to evaluate": Subject(
-        _finetuned("a.txt"),
-        _measured,
-        harmless=NAMED_BY_USER
-        | {x: "any text" for x in ("truncated", "wrong type", "nested", "pickle")},
-    ),
-    "checksums of a checkpoint": Subject(
-        _sealed,
-        lambda folder: intact.added_files(folder / "run" / "checkpoints" / "1"),
-        harmless=LINKED | COPIED | {"too large": "only names of sealed files count"},
-    ),
-    "config.json of somebody": Subject(
-        _written("config.json"),
-        lambda folder: Workdir(folder / "run").check_unused(),
-        harmless=LINKED | {"missing": "the folder is then a new one"},
-    ),
-    "times of steps": Subject(
-        _timed,
-        lambda folder: timing._kept_seconds(folder / "a-seconds.json", {"batch": 8}, 1),
-        harmless=LINKED | {"missing": "the steps are then measured"},
-    ),
-    "array of a run": Subject(
-        _run("params/state/manifest.ocdbt"),
-        lambda folder: workdir.load_params(folder / "run"),
-        harmless=LINKED,
-    ),
-}
+    "tokenizer_config.json to evaluate": Subject(_finetuned("tokenizer_config.json"), _scored,
+        harmless=LINKED | {"missing": "the length is then the one of the model"}),
+    "text to evaluate": Subject(_finetuned("a.txt"), _measured,
+        harmless=NAMED_BY_USER | {x: "any text" for x in ("truncated", "wrong type", "nested", "pickle")}),
+    "checksums of a checkpoint": Subject(_sealed, lambda folder: intact.added_files(folder / "run" / "checkpoints" / "1"),
+        harmless=LINKED | COPIED | {"too large": "only names of sealed files count"}),
+    "config.json of somebody": Subject(_written("config.json"), lambda folder: Workdir(folder / "run").check_unused(),
+        harmless=LINKED | {"missing": "the folder is then a new one"}),
+    "times of steps": Subject(_timed, lambda folder: timing._kept_seconds(folder / "a-seconds.json", {"batch": 8}, 1),
+        harmless=LINKED | {"missing": "the steps are then measured"}),
+    "array of a run": Subject(_run("params/state/manifest.ocdbt"), lambda folder: workdir.load_params(folder / "run"),
+        harmless=LINKED),
+}  # fmt: skip
 
 ROWS: dict[str, Row] = {
     "train/advise.py::config_script": trusted(CONFIG),
     "train/advise.py::main": ours(NAMED),
-    "train/extras/advice/evidence.py::_data_file": trusted(
-        "it reads a file that is installed with the package"
-    ),
+    "train/extras/advice/evidence.py::_data_file": trusted("it reads a file that is installed with the package"),
     "train/extras/run_plots.py::save_figure": ours(NAMED),
     "train/arguments.py::command_parser": trusted("it reads a module of this package"),
     "train/common/commands.py::config_text": trusted(CONFIG),
     "train/extras/lengths.py::load_alike": trusted(CONFIG),
     "train/common/files.py::write_text": ours(PARTS),
     "train/common/files.py::write_record": ours(PARTS),
-    "train/common/files.py::read_record": attacked(
-        "config.json", "result.json", "scores.json", "evaluated.json"
-    ),
+    "train/common/files.py::read_record": attacked("config.json", "result.json", "scores.json", "evaluated.json"),
     "train/common/files.py::write_arrays": ours(PARTS),
     "train/extras/learned_maps.py::read_arrays": attacked("maps.npz"),
     "train/extras/learned_maps.py::_check_arrays": attacked("maps.npz"),
-    "train/common/files.py::read_own": attacked(
-        "config.json", "result.json", "metrics.jsonl", "compare.json"
-    ),
+    "train/common/files.py::read_own": attacked("config.json", "result.json", "metrics.jsonl", "compare.json"),
     "train/store/intact.py::_foreign": attacked("step"),
     "train/store/workdir.py::Workdir.check_unused": attacked("config.json of somebody"),
     "train/extras/sharing.py::_take": attacked("log to branch"),
-    "train/common/endings.py::prepare_command": ours(
-        "it opens /dev/null in place of a closed output"
-    ),
+    "train/common/endings.py::prepare_command": ours("it opens /dev/null in place of a closed output"),
     "train/common/output.py::_drop_output": ours("it opens /dev/null in place of a closed output"),
     "train/common/files.py::delete_parts": ours(WORK),
     "train/common/files.py::locked_folder": ours("it opens the folder of the run, which it locks"),
@@ -447,7 +370,7 @@ ROWS: dict[str, Row] = {
     "train/extras/evaluation/published.py::_check_urls": attacked("README of a copied dataset"),
     "train/scaling.py::read_savings": attacked("compare.json"),
     "train/tokenizer.py::main": ours(NAMED),
-}
+}  # fmt: skip
 
 # The number of rows that still need a subject.
 OPEN = 0

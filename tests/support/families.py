@@ -27,49 +27,21 @@ FAMILIES: dict[str, Config] = {
     "RoBERTa": BERTConfig(**SIZES, vocab=256, context=8, types=1, first_position=2),
     "Llama": LlamaConfig(**SIZES, **TEXT, kv_heads=2),
     "Qwen2": LlamaConfig(**SIZES, **TEXT, kv_heads=2, qkv_bias=True, tied=True),
-    "Gemma": LlamaConfig(
-        **SIZES,
-        **TEXT,
-        kv_heads=2,
-        norms="both",
-        query_norm="all",
-        kinds="s",
-        window=2,
-        score_cap=2.0,
-    ),
-    "Pythia": LlamaConfig(
-        **SIZES,
-        **TEXT,
-        kv_heads=4,
-        layer_norm=True,
-        parallel=True,
-        gated=False,
-        bias=True,
-        qkv_bias=True,
-    ),
+    "Gemma": LlamaConfig(**SIZES, **TEXT, kv_heads=2, norms="both", query_norm="all", kinds="s", window=2, score_cap=2.0),
+    "Pythia": LlamaConfig(**SIZES, **TEXT, kv_heads=4, layer_norm=True, parallel=True, gated=False, bias=True, qkv_bias=True),
     "ModernBERT": ModernBERTConfig(**SIZES, **TEXT, kv_heads=4, kinds="s", window=2),
     "DeBERTa": DeBERTaConfig(**SIZES, **TEXT, distances=8, farthest=6),
     "ViT": ViTConfig(**SIZES, **IMAGES),
     "DeiT": ViTConfig(**SIZES, **IMAGES, distillation="head"),
-    "DINOv2": ViTConfig(
-        **SIZES, **IMAGES, layer_scale=0.5, gated=True, mean_head=True, registers=2
-    ),
+    "DINOv2": ViTConfig(**SIZES, **IMAGES, layer_scale=0.5, gated=True, mean_head=True, registers=2),
     "CaiT": CaiTConfig(**SIZES, **IMAGES),
     "Swin": SwinConfig(**STAGES, **IMAGES | {"patch": 1}, window=3, position_mlp=3),
-}
+}  # fmt: skip
 # These configs differ from another family in one part only, such as an untied head.
 VARIANTS = (
-    "GPT-2, untied",
-    "BERT, pre-LN",
-    "RoBERTa",
-    "Qwen2",
-    "Gemma",
-    "Pythia",
-    "ModernBERT",
-    "DeBERTa",
-    "DeiT",
-    "DINOv2",
-)
+    "GPT-2, untied", "BERT, pre-LN", "RoBERTa", "Qwen2", "Gemma", "Pythia", "ModernBERT", "DeBERTa",
+    "DeiT", "DINOv2",
+)  # fmt: skip
 # Fine-tuning configs differ in the head, which grows as well.
 HEADED: dict[str, Config] = {
     "BERT, classes": BERTConfig(**SIZES, **TEXT, head="classes", classes=3),
@@ -179,9 +151,7 @@ SETTINGS = {
             "layer_types": ["sliding_attention"] + ["full_attention"] * 2,
         },
     ],
-    "GPT2LMHeadModel": [
-        _GPT2 | more for more in ({}, {"activation_function": "gelu", "n_inner": 20})
-    ],
+    "GPT2LMHeadModel": [_GPT2 | more for more in ({}, {"activation_function": "gelu", "n_inner": 20})],
     "LlamaForCausalLM": [
         ENCODER | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6},
         _GROUPED | {"attention_bias": True, "mlp_bias": True, "rope_parameters": _YARN},
@@ -200,14 +170,8 @@ SETTINGS = {
         ENCODER | _TEXT | {"num_key_value_heads": 2, "sliding_window": None},
         _GROUPED | {"sliding_window": 3},
     ],
-    "Qwen3ForCausalLM": [
-        _GROUPED | {"head_dim": 6},
-        _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL},
-    ],
-    "MixtralForCausalLM": [
-        _GROUPED | _MIXED | {"num_local_experts": 4},
-        _GROUPED | _MIXED | {"num_local_experts": 2},
-    ],
+    "Qwen3ForCausalLM": [_GROUPED | {"head_dim": 6}, _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL}],
+    "MixtralForCausalLM": [_GROUPED | _MIXED | {"num_local_experts": 4}, _GROUPED | _MIXED | {"num_local_experts": 2}],
     "Qwen3MoeForCausalLM": [
         _GROUPED
         | _MIXED
@@ -245,20 +209,12 @@ SETTINGS = {
     ],
     "GptOssForSequenceClassification": [_GPT_OSS | _LOCAL | {"rope_parameters": _YARN}],
     "GraniteForCausalLM": [_GRANITE, _GRANITE | {"mlp_bias": True}],
-    "GraniteMoeHybridForCausalLM": [
-        _GRANITE_4 | {"position_embedding_type": "rope"},
-        _GRANITE_4 | {"attention_bias": True},
-    ],
-    "OlmoeForCausalLM": [
-        _GROUPED | _MIXED | {"num_experts": 4, "norm_topk_prob": normed} for normed in (False, True)
-    ],
+    "GraniteMoeHybridForCausalLM": [_GRANITE_4 | {"position_embedding_type": "rope"}, _GRANITE_4 | {"attention_bias": True}],
+    "OlmoeForCausalLM": [_GROUPED | _MIXED | {"num_experts": 4, "norm_topk_prob": normed} for normed in (False, True)],
     "OPTForCausalLM": [_OPT, _OPT | {"tie_word_embeddings": False, "activation_function": "gelu"}],
     "OPTForSequenceClassification": [_OPT | {"num_labels": 3}],
     "Olmo2ForCausalLM": [_GROUPED],
-    "Olmo3ForCausalLM": [
-        _GROUPED | _LOCAL,
-        _GROUPED | {"sliding_window": 3, "rope_scaling": _YARN},
-    ],
+    "Olmo3ForCausalLM": [_GROUPED | _LOCAL, _GROUPED | {"sliding_window": 3, "rope_scaling": _YARN}],
     "Phi3ForCausalLM": [
         _GROUPED | {"pad_token_id": 1},
         _GROUPED
@@ -308,20 +264,13 @@ SETTINGS = {
     "ViTForImageClassification": [ENCODER | _IMAGES],
     "DeiTForImageClassification": [ENCODER | _IMAGES],
     "DeiTForImageClassificationWithTeacher": [ENCODER | _IMAGES],
-    "Dinov2ForImageClassification": [
-        _DINO,
-        _DINO | {"use_swiglu_ffn": True, "hidden_act": "gelu", "layerscale_value": 0.5},
-    ],
+    "Dinov2ForImageClassification": [_DINO, _DINO | {"use_swiglu_ffn": True, "hidden_act": "gelu", "layerscale_value": 0.5}],
     # One stage has several windows, some with padding, and one stage is a single window. The second
     # entry is fine-tuned with larger windows.
     "Swinv2ForImageClassification": [_STAGES, _STAGES | {"pretrained_window_sizes": [4, 2]}],
     "BertForSequenceClassification": [ENCODER | _TEXT | {"num_labels": n} for n in (3, 1)],
-    "RobertaForSequenceClassification": [
-        ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}
-    ],
-    "XLMRobertaForSequenceClassification": [
-        ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 5}
-    ],
+    "RobertaForSequenceClassification": [ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
+    "XLMRobertaForSequenceClassification": [ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 5}],
     "ModernBertForSequenceClassification": [
         _MODERN | {"num_labels": 3, "classifier_pooling": pooling} for pooling in ("cls", "mean")
     ],
@@ -346,13 +295,9 @@ SETTINGS = {
         | _TEXT
         | {"num_key_value_heads": 2, "sliding_window": None, "pad_token_id": 1, "num_labels": 3}
     ],
-    "Qwen3ForSequenceClassification": [
-        _GROUPED | {"head_dim": 6, "pad_token_id": 1, "num_labels": 3}
-    ],
+    "Qwen3ForSequenceClassification": [_GROUPED | {"head_dim": 6, "pad_token_id": 1, "num_labels": 3}],
     "MixtralForSequenceClassification": [_GROUPED | _MIXED | {"num_local_experts": 4}],
-    "Qwen3MoeForSequenceClassification": [
-        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12}
-    ],
+    "Qwen3MoeForSequenceClassification": [_GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12}],
     "GemmaForSequenceClassification": [_GEMMA | {"pad_token_id": 1}],
     "Gemma2ForSequenceClassification": [_GEMMA | _LOCAL | {"pad_token_id": 1, "num_labels": 3}],
     "Gemma3TextForSequenceClassification": [_GEMMA | _LOCAL | {"pad_token_id": 1}],
@@ -389,9 +334,7 @@ SETTINGS = {
     "CamembertForTokenClassification": [_ROBERTA | {"num_labels": 3}],
     "CamembertModel": [_ROBERTA],
     "XLMRobertaForQuestionAnswering": [_ROBERTA],
-    "Dinov2WithRegistersForImageClassification": [
-        _REGISTERS | {"use_swiglu_ffn": gated} for gated in (False, True)
-    ],
+    "Dinov2WithRegistersForImageClassification": [_REGISTERS | {"use_swiglu_ffn": gated} for gated in (False, True)],
     "Dinov2WithRegistersModel": [_REGISTERS],
     "LlamaModel": [_GROUPED],
     "MistralModel": [_GROUPED | {"sliding_window": 3}],
@@ -406,7 +349,7 @@ SETTINGS = {
     "RobertaForQuestionAnswering": [ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     # At a position that attends only to padding, the output is arbitrary.
     "ModernBertForQuestionAnswering": [_MODERN | {"local_attention": 12}],
-}
+}  # fmt: skip
 
 
 # The architecture of the body of each decoder.

@@ -46,13 +46,7 @@ _OWN = {
         "sliding_window": 3,
         "rope_scaling": {"rope_type": "default"},
     },
-    "GPT2LMHeadModel": {
-        "vocab_size": 11,
-        "n_positions": 16,
-        "n_layer": 4,
-        "n_embd": 16,
-        "n_head": 4,
-    },
+    "GPT2LMHeadModel": {"vocab_size": 11, "n_positions": 16, "n_layer": 4, "n_embd": 16, "n_head": 4},
     "DistilBertForMaskedLM": {
         "vocab_size": 11,
         "max_position_embeddings": 16,
@@ -68,7 +62,7 @@ _OWN = {
     "Qwen3MoeForCausalLM": _MIXED,
     "OlmoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": None},
     "Qwen2MoeForCausalLM": _MIXED | {"shared_expert_intermediate_size": 14},
-}
+}  # fmt: skip
 
 
 def published(

@@ -45,43 +45,25 @@ def write_vocabulary(path: Path) -> str:
 
 # Faults of an otherwise valid run. ``{}`` stands for the folder of the run.
 CASES = {
-    "a misspelt field": (
-        ["--set", "optim.peak_rl=1"],
-        "Optim has no field 'peak_rl'; did you mean optim.peak_lr?",
-    ),
-    "a batch for fewer devices": (
-        ["--set", "batch=6"],
-        "a batch of 6 is not divisible by 4 devices; use a multiple of 4",
-    ),
+    "a misspelt field": (["--set", "optim.peak_rl=1"], "Optim has no field 'peak_rl'; did you mean optim.peak_lr?"),
+    "a batch for fewer devices": (["--set", "batch=6"], "a batch of 6 is not divisible by 4 devices; use a multiple of 4"),
     "micro-batches too small": (
         ["--set", "accumulate=4"],
         "a micro-batch of 2 (batch=8, accumulate=4) is not divisible by 4 devices; use a batch that "
         "is a multiple of 16, or a smaller accumulate",
     ),
     "no corpus": (["--set", "data.path={}/absent"], "there is no corpus at {}/absent"),
-    "a folder without text": (
-        ["--set", "data.path={}/pictures"],
-        "pictures: there are no .txt, .jsonl",
-    ),
-    "nothing held out": (
-        ["--set", "data.valid_fraction=0.01"],
-        "data.valid_fraction selects one document in 100 for validation; give more text",
-    ),
+    "a folder without text": (["--set", "data.path={}/pictures"], "pictures: there are no .txt, .jsonl"),
+    "nothing held out": (["--set", "data.valid_fraction=0.01"],
+     "data.valid_fraction selects one document in 100 for validation; give more text"),
     "a cut .gz": (["--set", "data.path={}/cut.gz"], "cannot read {}/cut.gz: "),
     "no tokenizer": (["--set", "data.tokenizer={}/absent.json"], "no tokenizer at {}/absent.json"),
-    "a model without those tokens": (
-        ["--set", "data.tokenizer={}/vocabulary.json"],
-        "the largest id of the tokenizer is 1031, but model.vocab is 256; raise model.vocab to 1032",
-    ),
-    "a short training text": (
-        ["--set", "model.context=1700"],
-        "the training data has 1 windows of 1700 tokens, less than one",
-    ),
-    "a short validation text": (
-        ["--set", "batch=100"],
-        "the validation data has 75 windows of 8 tokens, less than one batch of",
-    ),
-}
+    "a model without those tokens": (["--set", "data.tokenizer={}/vocabulary.json"],
+     "the largest id of the tokenizer is 1031, but model.vocab is 256; raise model.vocab to 1032"),
+    "a short training text": (["--set", "model.context=1700"], "the training data has 1 windows of 1700 tokens, less than one"),
+    "a short validation text": (["--set", "batch=100"],
+     "the validation data has 75 windows of 8 tokens, less than one batch of"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

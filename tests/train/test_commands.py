@@ -70,38 +70,32 @@ def test_help_and_usage_errors_do_not_wait_for_jax(command):
 DEMO = "configs/demo.py:muon"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("comprae x", "train.comprae is not a command; did you mean train.compare?"),
-        ("arguments", "train.arguments is not a command"),
-        ("compare configs/demo:muon", "Did you mean configs/demo.py?"),
-        (
-            "compare configs/demo.py",
-            "experiments; give one, such as configs/demo.py:scratch, of scratch, ",
-        ),
-        ("compare configs/demo.py:muno", "vit_vcycle; did you mean muon?"),
-        ("finetune configs/finetune.py:sst3 --model x", "did you mean sst2?"),
-        ("compare README.md", "the config README.md does not end in .py; a config is"),
-        ("compare configs", "the config configs is a folder; a config is"),
-        (f"compare {DEMO} --frontier 50", "--frontier takes fractions between 0 and 1, not 50"),
-        (f"compare {DEMO} --seeds 1,1", "--seeds names 1 more than once"),
-        (f"compare {DEMO} --finetune x.py:y", "there is no config x.py"),
-        (f"compare {DEMO} --data x", "--data x has no effect without --evaluate"),
-        (f"sweep {DEMO} --halving 0.5,0.2", "--halving takes increasing fractions"),
-        (f"sweep {DEMO} --set optim.peak_lr", "a sweep needs --set with a field and values"),
-        (f"finetune {DEMO} --model x --lr fast", "--lr takes numbers separated by commas"),
-        (f"advise {DEMO} --write x", "--write takes the name of a config file"),
-        (f"preflight {DEMO} --on h101:8", "--on must be kind:size"),
-        (f"preflight {DEMO} --on cpu:4 --utilisation 2", "--utilisation must be greater than 0"),
-        (f"pretrain {DEMO} --profile -1", "--profile must be a number of steps"),
-        (f"race {DEMO} x --steps 3", "--steps must be at least 20, but is 3"),
-        ("scaling a=b --at 1e9", "--at takes parameters and tokens per parameter"),
-        ("generate x --prompt a --samples 0", "--samples is 0, but must be at least 1"),
-        ("ligo_maps x --apply y", "--apply and --out must be given together"),
-        (f"tokenizer {DEMO} --vocab 300 --out README.md", "README.md exists already"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    ("comprae x", "train.comprae is not a command; did you mean train.compare?"),
+    ("arguments", "train.arguments is not a command"),
+    ("compare configs/demo:muon", "Did you mean configs/demo.py?"),
+    ("compare configs/demo.py", "experiments; give one, such as configs/demo.py:scratch, of scratch, "),
+    ("compare configs/demo.py:muno", "vit_vcycle; did you mean muon?"),
+    ("finetune configs/finetune.py:sst3 --model x", "did you mean sst2?"),
+    ("compare README.md", "the config README.md does not end in .py; a config is"),
+    ("compare configs", "the config configs is a folder; a config is"),
+    (f"compare {DEMO} --frontier 50", "--frontier takes fractions between 0 and 1, not 50"),
+    (f"compare {DEMO} --seeds 1,1", "--seeds names 1 more than once"),
+    (f"compare {DEMO} --finetune x.py:y", "there is no config x.py"),
+    (f"compare {DEMO} --data x", "--data x has no effect without --evaluate"),
+    (f"sweep {DEMO} --halving 0.5,0.2", "--halving takes increasing fractions"),
+    (f"sweep {DEMO} --set optim.peak_lr", "a sweep needs --set with a field and values"),
+    (f"finetune {DEMO} --model x --lr fast", "--lr takes numbers separated by commas"),
+    (f"advise {DEMO} --write x", "--write takes the name of a config file"),
+    (f"preflight {DEMO} --on h101:8", "--on must be kind:size"),
+    (f"preflight {DEMO} --on cpu:4 --utilisation 2", "--utilisation must be greater than 0"),
+    (f"pretrain {DEMO} --profile -1", "--profile must be a number of steps"),
+    (f"race {DEMO} x --steps 3", "--steps must be at least 20, but is 3"),
+    ("scaling a=b --at 1e9", "--at takes parameters and tokens per parameter"),
+    ("generate x --prompt a --samples 0", "--samples is 0, but must be at least 1"),
+    ("ligo_maps x --apply y", "--apply and --out must be given together"),
+    (f"tokenizer {DEMO} --vocab 300 --out README.md", "README.md exists already"),
+])  # fmt: skip
 def test_arguments_are_checked_before_jax_is_imported(arguments, says):
     status, [line], heavy = python(*f"train.{arguments}".split())
     assert (status, heavy) == (2, set()) and line.startswith("error: ") and says in line
@@ -128,21 +122,14 @@ def test_commands_of_several_runs_name_their_work_directory(command, parser):
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "settings", "config"),
-    [
-        (["c.py", "--set", "a=1", "b.c=2"], ["a=1", "b.c=2"], "c.py"),
-        (["--set", "a=1", "b=2", "c.py"], ["a=1", "b=2"], "c.py"),
-        (
-            ["--set", "a=1", "c.py:x:b=2", "--set", "d=(1, 2)", "e=x=y", "--flag"],
-            ["a=1", "d=(1, 2)", "e=x=y"],
-            "c.py:x:b=2",
-        ),
-        (["c.py", "--set=a=1", "--set", "--flag"], None, None),
-        (["c.py", "--set", "a"], ["a"], "c.py"),
-        (["c.py"], [], "c.py"),
-    ],
-)
+@pytest.mark.parametrize(("given", "settings", "config"), [
+    (["c.py", "--set", "a=1", "b.c=2"], ["a=1", "b.c=2"], "c.py"),
+    (["--set", "a=1", "b=2", "c.py"], ["a=1", "b=2"], "c.py"),
+    (["--set", "a=1", "c.py:x:b=2", "--set", "d=(1, 2)", "e=x=y", "--flag"], ["a=1", "d=(1, 2)", "e=x=y"], "c.py:x:b=2"),
+    (["c.py", "--set=a=1", "--set", "--flag"], None, None),
+    (["c.py", "--set", "a"], ["a"], "c.py"),
+    (["c.py"], [], "c.py"),
+])  # fmt: skip
 def test_one_set_takes_several_settings_and_leaves_the_config(given, settings, config, capsys):
     flag = argument("--flag", action="store_true")
     parser = Parser("test", None, Arguments((argument("config"), flag, set_argument())))

@@ -374,22 +374,16 @@ def test_a_better_run_does_save(tmp_path):
     assert min(row["saved_frontier"]) > 0.3
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (
-            {"data": {"Data": {"source": "text", "path": "easy"}}},
-            r"data.path: None and 'easy'; data.source: 'stdlib' and 'text'",
-        ),
-        ({"data": {"Data": {"tokenizer": "t.json"}}}, r"data.tokenizer: 'bytes' and 't.json'"),
-        ({"data": {"Data": {"valid_fraction": 0.5}}}, r"data.valid_fraction: 0.02 and 0.5"),
-        ({"model": {"context": 7}}, r"model.context: 1024 and 7"),
-        ({"eval_batches": 1}, r"eval_batches \* batch: 32 and 4"),
-        ({"batch": 8}, r"eval_batches \* batch: 32 and 64"),
-        ({"corpus": {"valid": "cd"}}, r"corpus.valid: 'b' and 'cd'"),
-        ({"corpus": {"train": "cd"}}, r"corpus.train: 'a' and 'cd'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"data": {"Data": {"source": "text", "path": "easy"}}}, r"data.path: None and 'easy'; data.source: 'stdlib' and 'text'"),
+    ({"data": {"Data": {"tokenizer": "t.json"}}}, r"data.tokenizer: 'bytes' and 't.json'"),
+    ({"data": {"Data": {"valid_fraction": 0.5}}}, r"data.valid_fraction: 0.02 and 0.5"),
+    ({"model": {"context": 7}}, r"model.context: 1024 and 7"),
+    ({"eval_batches": 1}, r"eval_batches \* batch: 32 and 4"),
+    ({"batch": 8}, r"eval_batches \* batch: 32 and 64"),
+    ({"corpus": {"valid": "cd"}}, r"corpus.valid: 'b' and 'cd'"),
+    ({"corpus": {"train": "cd"}}, r"corpus.train: 'a' and 'cd'"),
+])  # fmt: skip
 def test_runs_that_are_not_judged_alike_are_refused(tmp_path, change, says):
     def changed(old, new):
         return {
@@ -659,42 +653,26 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     assert {name: (folder / name).read_bytes() for name in first} == first
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--seeds", "0,0"), "--seeds names 0 more than once: a repeated run is not a replication"),
-        (("--seeds", "a,b"), "--seeds takes numbers separated by commas, not 'a,b'"),
-        (("--set", "optim.peak_rl=1"), "did you mean optim.peak_lr?"),
-        (("{0}",), "such as CONFIG:name=again"),
-        (("--seeds", "-1"), "--seeds takes numbers between 0 and 2^32 - 1, not -1"),
-        (
-            ("{0}:eval_batches=1:name=again",),
-            "are not evaluated in the same way: eval_batches * batch: 16 and 8; compare runs that agree",
-        ),
-        (
-            ("{0}", "--frontier", "0.5:data.tokenizer=t"),
-            "two runs have the same name: scratch, scratch, scratch-x0.5; set different",
-        ),
-        (
-            ("{0}:name=again", "--frontier", "0.5:data.tokenizer=t"),
-            "not evaluated in the same way: data.tokenizer: 'bytes' and 't'",
-        ),
-        (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
-        (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),
-        (("--frontier", "0.5,:name=a"), "--frontier 0.5,:name=a has settings without a fraction"),
-        (("--seeds", ","), "--seeds needs at least one seed"),
-        (
-            (
-                "--finetune",
-                "configs/finetune.py:bytes_sst2",
-                "--finetune",
-                "configs/finetune.py:pieces_sst2",
-            ),
-            "two fine-tunings have the same name: sst2, sst2; set different names",
-        ),
-        (("{0}:name=again:seed=7",), "again sets seed=7, but --seeds determines the seeds"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    (("--seeds", "0,0"), "--seeds names 0 more than once: a repeated run is not a replication"),
+    (("--seeds", "a,b"), "--seeds takes numbers separated by commas, not 'a,b'"),
+    (("--set", "optim.peak_rl=1"), "did you mean optim.peak_lr?"),
+    (("{0}",), "such as CONFIG:name=again"),
+    (("--seeds", "-1"), "--seeds takes numbers between 0 and 2^32 - 1, not -1"),
+    (("{0}:eval_batches=1:name=again",),
+     "are not evaluated in the same way: eval_batches * batch: 16 and 8; compare runs that agree"),
+    (("{0}", "--frontier", "0.5:data.tokenizer=t"),
+     "two runs have the same name: scratch, scratch, scratch-x0.5; set different"),
+    (("{0}:name=again", "--frontier", "0.5:data.tokenizer=t"),
+     "not evaluated in the same way: data.tokenizer: 'bytes' and 't'"),
+    (("--frontier", "0.5,1.5"), "--frontier takes fractions between 0 and 1, not 1.5"),
+    (("--frontier", "half"), "--frontier takes numbers separated by commas, not 'half'"),
+    (("--frontier", "0.5,:name=a"), "--frontier 0.5,:name=a has settings without a fraction"),
+    (("--seeds", ","), "--seeds needs at least one seed"),
+    (("--finetune", "configs/finetune.py:bytes_sst2", "--finetune", "configs/finetune.py:pieces_sst2"),
+     "two fine-tunings have the same name: sst2, sst2; set different names"),
+    (("{0}:name=again:seed=7",), "again sets seed=7, but --seeds determines the seeds"),
+])  # fmt: skip
 def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):
     script = runs.script(tmp_path, runs.experiment(tmp_path, name="scratch"))
     with pytest.raises(SystemExit):

@@ -40,15 +40,10 @@ exits_cleanly(main)
 """
 
 
-@pytest.mark.parametrize(
-    ("when", "lines"),
-    [
-        pytest.param(
-            "start", ["stopped by Ctrl-C; the same command continues"], marks=pytest.mark.extra
-        ),
-        ("step", ["Ctrl-C: saving a checkpoint after this step", "interrupted again: exited"]),
-    ],
-)
+@pytest.mark.parametrize(("when", "lines"), [
+    pytest.param("start", ["stopped by Ctrl-C; the same command continues"], marks=pytest.mark.extra),
+    ("step", ["Ctrl-C: saving a checkpoint after this step", "interrupted again: exited"]),
+])  # fmt: skip
 def test_ctrl_c_does_not_wait_for_a_compilation(tmp_path, when, lines):
     process = started_process([sys.executable, "-c", COMPILING, "x", when], tmp_path)
     _, said = process.communicate(timeout=300)

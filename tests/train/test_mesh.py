@@ -35,16 +35,11 @@ SBLD = LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))
 METHODS = {
     "from scratch": Scratch(),
     "SBLD": Scratch((DropLayers(SBLD),)),
-    "V-cycle, corrected": VCycle(
-        (TrainStage(0.25),),
-        (TrainStage(0.5, modifiers=(DropLayers(LayerDrop(execution="gather")),)), TrainStage(0.5)),
-        correction=True,
-        moments_up="exact",
-    ),
-    "grown": Growing(
-        runs.SMALL, TrainStage(0.25), (GrowTo((TrainStage(0.5),), runs.DOUBLED, moments="exact"),)
-    ),
-}
+    "V-cycle, corrected": VCycle((TrainStage(0.25),),
+        (TrainStage(0.5, modifiers=(DropLayers(LayerDrop(execution="gather")),)), TrainStage(0.5)), correction=True,
+        moments_up="exact"),
+    "grown": Growing(runs.SMALL, TrainStage(0.25), (GrowTo((TrainStage(0.5),), runs.DOUBLED, moments="exact"),)),
+}  # fmt: skip
 
 
 # Related tests: `test_hosts` (layer dropping), `test_sharding` (growth) and `test_muon` (a run that
@@ -153,16 +148,10 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            {"mesh": Mesh(3)},
-            "a mesh of data=3 x fsdp=1 x tensor=1 does not fit 4 devices: set mesh.data",
-        ),
-        ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not fit 4 devices"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"mesh": Mesh(3)}, "a mesh of data=3 x fsdp=1 x tensor=1 does not fit 4 devices: set mesh.data"),
+    ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not fit 4 devices"),
+])  # fmt: skip
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
     with pytest.raises(UserError, match=says):
         pretrain.run_experiment(runs.experiment(tmp_path, **changes), tmp_path / "run")

@@ -182,25 +182,14 @@ def test_the_seed_is_that_of_random_operators():
     assert index(0) == expected[0] != expected[1] == index(1)
 
 
-@pytest.mark.parametrize(
-    ("by", "small", "says"),
-    [
-        (("fpi", "stck"), SMALL, "there is no operator 'stck'; the operators are aki, .*, stack, "),
-        (("fpi",), SMALL, "axis 'layers': fpi grows embed, heads, mlp"),
-        (("stack", "fpi"), replace(SMALL, vocab=128), "axis 'vocab': fpi grows embed, heads, mlp"),
-        (
-            ("fpi", "g_stack"),
-            replace(SMALL, layers=3),
-            "axis 'layers': g_stack needs a multiple of 3, not 4",
-        ),
-        (
-            ("fpi", "stack"),
-            replace(SMALL, mlp=32),
-            "axis 'mlp': fpi cannot reduce the size from 32 to 16",
-        ),
-        ((), DEEPER, "do not reach the sizes {'embed': 8, 'heads': 2, 'mlp': 16}"),
-    ],
-)
+@pytest.mark.parametrize(("by", "small", "says"), [
+    (("fpi", "stck"), SMALL, "there is no operator 'stck'; the operators are aki, .*, stack, "),
+    (("fpi",), SMALL, "axis 'layers': fpi grows embed, heads, mlp"),
+    (("stack", "fpi"), replace(SMALL, vocab=128), "axis 'vocab': fpi grows embed, heads, mlp"),
+    (("fpi", "g_stack"), replace(SMALL, layers=3), "axis 'layers': g_stack needs a multiple of 3, not 4"),
+    (("fpi", "stack"), replace(SMALL, mlp=32), "axis 'mlp': fpi cannot reduce the size from 32 to 16"),
+    ((), DEEPER, "do not reach the sizes {'embed': 8, 'heads': 2, 'mlp': 16}"),
+])  # fmt: skip
 def test_what_operators_cannot_reach_is_refused_by_name(by, small, says):
     with pytest.raises(ValueError, match=says):
         Growing(small, TrainStage(0.5), (GrowTo(by=by),)).plan(LARGE, BASE, 100)
@@ -574,30 +563,15 @@ SHALLOW = replace(LARGE, layers=2)
 DROPPING = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.05, every=0.1))),))
 
 
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        (
-            VCycle(down=(TrainStage(0.05),)),
-            "method.down.0.steps=0.05 of 5 steps is less than one step",
-        ),
-        (
-            Growing(SHALLOW, TrainStage(0.1), (GrowTo((TrainStage(0.9),)),)),
-            "method.source.steps=0.1 of 5",
-        ),
-        (
-            Growing(SHALLOW, TrainStage(0.9), (GrowTo((TrainStage(0.06),)),)),
-            "method.to.0.stages.0.steps=0.06",
-        ),
-        (Inherit(SMALL, TrainStage(0.1)), "method.source.steps=0.1 of 5 steps"),
-        (
-            Inherit(SMALL, TrainStage(0.9), fraction=0.02),
-            "the fraction with a teacher=0.02 of 5 steps",
-        ),
-        (DROPPING, "sensitivity.after=0.05 of 5 steps is less than one step"),
-        (DROPPING, "sensitivity.every=0.1 of 5 steps"),
-    ],
-)
+@pytest.mark.parametrize(("method", "says"), [
+    (VCycle(down=(TrainStage(0.05),)), "method.down.0.steps=0.05 of 5 steps is less than one step"),
+    (Growing(SHALLOW, TrainStage(0.1), (GrowTo((TrainStage(0.9),)),)), "method.source.steps=0.1 of 5"),
+    (Growing(SHALLOW, TrainStage(0.9), (GrowTo((TrainStage(0.06),)),)), "method.to.0.stages.0.steps=0.06"),
+    (Inherit(SMALL, TrainStage(0.1)), "method.source.steps=0.1 of 5 steps"),
+    (Inherit(SMALL, TrainStage(0.9), fraction=0.02), "the fraction with a teacher=0.02 of 5 steps"),
+    (DROPPING, "sensitivity.after=0.05 of 5 steps is less than one step"),
+    (DROPPING, "sensitivity.every=0.1 of 5 steps"),
+])  # fmt: skip
 def test_a_part_of_very_few_steps_has_one_step_and_is_said(method, says, capsys):
     """A stage or pre-analysis that rounds to no step would leave out a part of the method."""
     few = config.Experiment("few", LARGE, steps=5, batch=4, optim=Optim(warmup=0), method=method)

@@ -92,24 +92,20 @@ def test_devices_and_micro_batches_equal_one_batch(how, accumulate):
     )
 
 
-@pytest.mark.parametrize(
-    ("mesh", "model", "options"),
-    [
-        pytest.param(Mesh(context=4), runs.MODEL, {}, id="context"),
-        pytest.param(Mesh(fsdp=4), runs.MODEL, {"once": True}, id="added once"),
-        pytest.param(Mesh(context=4), MIXTURE, {}, id="mixture", marks=pytest.mark.extra),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (Mesh(2, 2), runs.MODEL, {"once": True}),
-                (Mesh(1, 2, context=2), runs.MODEL, {}),
-                (Mesh(1, 2, context=2), MIXTURE, {}),
-                (Mesh(replica=2, fsdp=2), runs.MODEL, {}),
-            )
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("mesh", "model", "options"), [
+    pytest.param(Mesh(context=4), runs.MODEL, {}, id="context"),
+    pytest.param(Mesh(fsdp=4), runs.MODEL, {"once": True}, id="added once"),
+    pytest.param(Mesh(context=4), MIXTURE, {}, id="mixture", marks=pytest.mark.extra),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            (Mesh(2, 2), runs.MODEL, {"once": True}),
+            (Mesh(1, 2, context=2), runs.MODEL, {}),
+            (Mesh(1, 2, context=2), MIXTURE, {}),
+            (Mesh(replica=2, fsdp=2), runs.MODEL, {}),
+        )
+    ),
+], ids=str)  # fmt: skip
 def test_every_axis_of_a_mesh_equals_one_full_batch(mesh, model, options):
     """Train three steps; gradients are added once, sequences sharded, or models replicated."""
     tx = optax.identity()
@@ -136,19 +132,11 @@ OTHER_MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model", "mesh", "platform"),
-    [
-        pytest.param(runs.MODEL, Mesh(context=4), "cpu", id="gpt2-cpu"),
-        pytest.param(
-            LLAMA, Mesh(fsdp=2, context=2), "gpu", id="llama-gpu-fsdp", marks=pytest.mark.extra
-        ),
-        *(
-            pytest.param(*case, id=name, marks=pytest.mark.slow)
-            for name, case in OTHER_MODELS.items()
-        ),
-    ],
-)
+@pytest.mark.parametrize(("model", "mesh", "platform"), [
+    pytest.param(runs.MODEL, Mesh(context=4), "cpu", id="gpt2-cpu"),
+    pytest.param(LLAMA, Mesh(fsdp=2, context=2), "gpu", id="llama-gpu-fsdp", marks=pytest.mark.extra),
+    *(pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in OTHER_MODELS.items()),
+])  # fmt: skip
 def test_sharded_sequences_are_never_gathered(monkeypatch, model, mesh, platform):
     """Look at the compiled step: if it gathered them, each device would compute all positions.
 
