@@ -35,7 +35,7 @@ from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.checkpoints.io.checksums import damage, seal
 from jaxgrow.tables import align_columns
 from jaxgrow.untrusted import CheckedPath
-from train.data.cache import SUMS
+from train.extras.cache import SUMS
 
 SHARD = 1 << 30
 HIDDEN, MLP, VOCAB, HEADS = 2048, 5632, 32000, 16

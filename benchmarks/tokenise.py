@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, install
 
 from benchmarks.common import Rows, alternate, environment, parser, ratios, save, shown, summary
 from jaxgrow.tables import align_columns
-from train.data.corpus import PIECE
+from train.extras.text.corpus import PIECE
 from train.extras.text.formats import text_pieces
 
 SIZES = (1, 4, 16)
@@ -42,7 +42,8 @@ ROOT = Path(__file__).parents[1]
 CHILD = """
 import json, resource, sys, tempfile, time
 if __name__ == "__main__":
-    from train.data.text import Data, read_tokens
+    from train.data.text import Data
+    from train.extras.text.reading import read_tokens
     with tempfile.TemporaryDirectory() as cache:
         start = time.perf_counter()
         read_tokens(Data("text", sys.argv[1], tokenizer=sys.argv[2], cache=cache))
@@ -63,12 +64,12 @@ def memory(what):
     return kibibytes / 1024
 
 def tokenise(data, folder):
-    from train.data.text import read_tokens
+    from train.extras.text.reading import read_tokens
     read_tokens(data)
 
 def train(data, folder):
     from jaxgrow.models import GPT2Config
-    from train.data.text import read_tokens
+    from train.extras.text.reading import read_tokens
     from train.config.experiment import Experiment
     from train.run.trainer import run_experiment
     model = GPT2Config(vocab=read_tokens(data).vocab, context=128, layers=1, embed=16, heads=1, head_dim=16, mlp=16)

@@ -17,8 +17,8 @@ from train.analysis.runs import Run
 from train.common import files
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
-from train.data.text import read_tokens
 from train.extras.comparison_scores import kept_evaluations
+from train.extras.text.reading import read_tokens
 from train.store.workdir import Workdir
 
 

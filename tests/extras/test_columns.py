@@ -11,9 +11,10 @@ from limits import using_limits
 
 from jaxgrow.models import GPT2Config
 from train.common.errors import UserError
-from train.data.text import Data, read_tokens
+from train.data.text import Data
 from train.extras.text import formats
 from train.extras.text.mixing import training_text
+from train.extras.text.reading import read_tokens
 
 TEXTS = ["one", None, "zwei ä", "three"]
 

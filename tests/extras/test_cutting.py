@@ -16,8 +16,9 @@ from tokenizers import (
     trainers,
 )
 
-from train.data.text import Data, read_tokens
+from train.data.text import Data
 from train.extras.text import formats
+from train.extras.text.reading import read_tokens
 from train.extras.tokenizers import cutting
 from train.extras.tokenizers.cutting import TextEncoder, cut_document
 
@@ -113,7 +114,7 @@ MADE = {
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_pieces_have_the_tokens_of_the_whole_document(name, monkeypatch):
-    monkeypatch.setattr("train.data.corpus.PIECE", 1000)
+    monkeypatch.setattr("train.extras.text.corpus.PIECE", 1000)
     text, own = long_text(), MADE[name]()
     encode = TextEncoder(own)
     # The edges of the reader are arbitrary.
@@ -125,7 +126,7 @@ def test_the_pieces_have_the_tokens_of_the_whole_document(name, monkeypatch):
 
 
 def test_a_text_without_boundaries_is_cut_at_last(monkeypatch):
-    monkeypatch.setattr("train.data.corpus.PIECE", 1000)
+    monkeypatch.setattr("train.extras.text.corpus.PIECE", 1000)
     monkeypatch.setattr(cutting, "LONGEST", 5000)
     encode = TextEncoder(MADE["gpt-2"]())
     pieces = list(cut_document(formats.cut_pieces("x" * 20_000), lambda: encode))
@@ -138,7 +139,7 @@ def test_a_short_document_needs_no_tokenizer():
 
 @pytest.mark.parametrize("name", ["roberta", "llama 2"])
 def test_a_corpus_has_the_tokens_of_its_documents(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("train.data.corpus.PIECE", 1000)
+    monkeypatch.setattr("train.extras.text.corpus.PIECE", 1000)
     own = MADE[name]()
     own.add_special_tokens([AddedToken("</s>", special=True)])
     own.save(str(tmp_path / "tokenizer.json"))

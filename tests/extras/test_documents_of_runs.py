@@ -20,9 +20,10 @@ from jaxgrow.models import BERTConfig
 from train import pretrain
 from train.common.errors import UserError
 from train.data.batches import training_batches, validation_batches
-from train.data.text import Data, read_tokens
+from train.data.text import Data
 from train.extras.inherit import Inherit, divergence
 from train.extras.modifiers import DropTokens, ShortContext
+from train.extras.text.reading import read_tokens
 from train.plan.methods import Growing, GrowTo, Learned, Scratch
 from train.plan.modifiers import DropLayers
 from train.state.mesh import Mesh
@@ -51,7 +52,7 @@ def test_the_tokenizer_needs_no_special_tokens(data, tmp_path):
 
 def test_a_piece_that_is_held_out_divides_its_document(data, tmp_path, monkeypatch):
     """Text before and after it is not one text, and held-out pieces are not one document."""
-    monkeypatch.setattr("train.data.corpus.PIECE", 4)
+    monkeypatch.setattr("train.extras.text.corpus.PIECE", 4)
     (tmp_path / "one.txt").write_text("aaaabbbbccccddddeeeeffffgg")
     held = replace(data, path=str(tmp_path / "one.txt"), valid_fraction=1 / 3)
     found = read_tokens(held)
@@ -86,7 +87,7 @@ def test_token_ids_are_divided_by_the_tokens_of_the_tokenizer(tmp_path, roles, r
 
 
 def test_a_file_of_tokens_is_divided_although_its_pieces_are_read_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("train.data.corpus.PIECE", 3)
+    monkeypatch.setattr("train.extras.text.corpus.PIECE", 3)
     for name in ("train", "val"):
         np.array([5, 5, 0, 5, 5, 5, 5, 0, 0, 5], np.uint16).tofile(tmp_path / f"{name}.bin")
     data = Data("tokens", str(tmp_path), cache=str(tmp_path / "cache"), attend="document")

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import train.data.corpus
+import train.extras.text.corpus
 from train.common.errors import UserError
-from train.data import text, tokenise
-from train.extras.text import formats, tables
+from train.data.text import Data
+from train.extras.text import formats, tables, tokenise
 from train.extras.text.corpora import corpus_files
+from train.extras.text.reading import read_tokens
 
 DOCUMENTS = [
     "the cat\r\n sat",
@@ -114,15 +115,15 @@ WRITTEN = {
 
 
 @pytest.fixture
-def settings(tmp_path) -> Callable[..., text.Data]:
-    def of(path: Path, **other: Any) -> text.Data:
+def settings(tmp_path) -> Callable[..., Data]:
+    def of(path: Path, **other: Any) -> Data:
         given = {
             "path": str(path),
             "field": "body",
             "valid_fraction": 0.2,
             "cache": str(tmp_path / "cache"),
         }
-        return text.Data("text", **given | other)
+        return Data("text", **given | other)
 
     return of
 
@@ -130,7 +131,7 @@ def settings(tmp_path) -> Callable[..., text.Data]:
 @pytest.fixture
 def small_pieces(monkeypatch):
     for module, name, value in (
-        (train.data.corpus, "PIECE", 7),
+        (train.extras.text.corpus, "PIECE", 7),
         (tables, "_ROWS", 2),
         (tokenise, "BATCH", 50),
     ):
@@ -139,7 +140,7 @@ def small_pieces(monkeypatch):
 
 def test_the_same_documents_are_the_same_corpus_in_every_format(tmp_path, settings, small_pieces):
     found = {
-        name: text.read_tokens(settings(write(tmp_path / name, DOCUMENTS)))
+        name: read_tokens(settings(write(tmp_path / name, DOCUMENTS)))
         for name, write in WRITTEN.items()
     }
     whole = [part.tobytes().decode() for part in (found["text"].train, found["text"].valid)]
@@ -177,7 +178,7 @@ def test_markdown_python_and_csv_are_read_if_named(tmp_path, settings):
         UserError,
         match=r"only .csv, .md, .py; .md, .py, .csv files are read if data.path names the file",
     ):
-        text.read_tokens(settings(mixed))
+        read_tokens(settings(mixed))
     with pytest.raises(
         UserError, match=r"rows.csv, line 3 has no field 'text', only id, body; set data.field"
     ):
@@ -197,7 +198,7 @@ def test_a_folder_of_formats_is_read_in_name_order(tmp_path, settings):
     (tmp_path / "e" / "valid.txt").write_text("not trained on")
     (tmp_path / "d.pdf").write_bytes(b"left out")
     data = settings(tmp_path, valid_path=str(tmp_path / "e" / "valid.txt"))
-    assert text.read_tokens(data).train.tobytes() == b"first\0second\0third\0fourth\0"
+    assert read_tokens(data).train.tobytes() == b"first\0second\0third\0fourth\0"
 
 
 def test_files_are_found_in_the_order_that_runs_began_with(tmp_path):
@@ -222,18 +223,14 @@ def test_what_is_no_unicode_is_replaced(tmp_path, settings):
     path = tmp_path / "a.jsonl"
     path.write_bytes(rb'{"body": "\ud83d\ude00 \ud83d \u00e4"}' + b'\n\n{"body": "a\xff"}')
     expected = "😀 \ufffd ä\0a\ufffd\0"
-    assert (
-        text.read_tokens(settings(path, valid_path=str(path))).train.tobytes().decode() == expected
-    )
+    assert read_tokens(settings(path, valid_path=str(path))).train.tobytes().decode() == expected
 
 
 def test_another_field_is_another_corpus(tmp_path, settings):
     path = tmp_path / "a.jsonl"
     path.write_text('{"body": "a", "title": "b"}')
     data = settings(path, valid_path=str(path))
-    found = [
-        text.read_tokens(replace(data, field=field)).train.tobytes() for field in ("body", "title")
-    ]
+    found = [read_tokens(replace(data, field=field)).train.tobytes() for field in ("body", "title")]
     assert found == [b"a\0", b"b\0"]
 
 
@@ -254,20 +251,20 @@ def as_splits(path: Path, *names: str, lost: str = "") -> Path:
 )
 def test_a_dataset_dict_brings_what_judges(tmp_path, settings, names):
     path, judge = as_splits(tmp_path / "d", *names), {"validation", "test"} & set(names)
-    found = text.read_tokens(settings(path))
+    found = read_tokens(settings(path))
     assert (found.train.tobytes(), found.valid.tobytes()) == (
         b"train\0" * 2,
         f"{max(judge)}\0".encode() * 2,
     )
     (tmp_path / "own.txt").write_text("own")
     assert (
-        text.read_tokens(settings(path, valid_path=str(tmp_path / "own.txt"))).valid.tobytes()
+        read_tokens(settings(path, valid_path=str(tmp_path / "own.txt"))).valid.tobytes()
         == b"own\0"
     )
 
 
 def test_of_a_dataset_dict_without_it_some_is_held_out(tmp_path, settings):
-    found = text.read_tokens(settings(as_splits(tmp_path / "d", "train"), valid_fraction=0.5))
+    found = read_tokens(settings(as_splits(tmp_path / "d", "train"), valid_fraction=0.5))
     assert (found.train.tobytes(), found.valid.tobytes()) == (b"train\0", b"train\0")
 
 
@@ -341,7 +338,7 @@ def as_columns(path: Path, columns: dict[str, list[Any]]) -> Path:
 def test_what_is_wrong_is_one_line_that_names_where(tmp_path, settings, case):
     make, says = WRONG[case]
     with pytest.raises(UserError) as refused:
-        text.read_tokens(settings(make(tmp_path)))
+        read_tokens(settings(make(tmp_path)))
     assert str(refused.value).startswith(says.replace("{}", str(tmp_path))) and "\n" not in str(
         refused.value
     )
@@ -363,4 +360,4 @@ def test_a_file_that_was_cut_off_is_named(tmp_path, settings, name):
     for kept in range(1, len(whole), len(whole) // 7):
         path.write_bytes(whole[:kept])
         with pytest.raises(UserError, match=f"cannot read {path}: "):
-            text.read_tokens(settings(path))
+            read_tokens(settings(path))

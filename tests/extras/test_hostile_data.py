@@ -28,13 +28,14 @@ from pyarrow import parquet
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.untrusted import UntrustedError
 from train.common.errors import UserError
-from train.data import cache
-from train.data.text import Data, read_tokens
+from train.data.text import Data
+from train.extras import cache
 from train.extras.images import idx
 from train.extras.images.images import Images, read_images
 from train.extras.labelled import table
 from train.extras.text import formats
 from train.extras.text.corpora import dataset_shards, dataset_splits, text_corpus
+from train.extras.text.reading import read_tokens
 from train.extras.text.tfds import checked_info
 from train.extras.tokenizers.loading import _byte_tokenizer
 

@@ -11,10 +11,11 @@ from limits import using_limits
 from jaxgrow.checkpoints import save
 from jaxgrow.models import GPT2Config
 from train.common.errors import UserError
-from train.data.text import Data, read_tokens
+from train.data.text import Data
 from train.extras.bounded import BoundedTokenizer, child
 from train.extras.evaluation.chat import render_chat
 from train.extras.evaluation.tasks import evaluate_tasks
+from train.extras.text.reading import read_tokens
 from train.extras.tokenizers.loading import _byte_tokenizer, load_tokenizer
 from train.extras.tokenizers.special import Special, special_tokens
 from train.generate import Asked, sample_texts

@@ -16,9 +16,10 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config.experiment import load_experiment
 from train.data.batches import seed_of, training_batches
-from train.data.text import read_corpora, read_tokens
 from train.data.windows import Windows
+from train.extras.text.mixing import read_corpora
 from train.extras.text.mixture import Mixture, as_shares
+from train.extras.text.reading import read_tokens
 
 SIZES = (25, 7, 50)  # windows of each source
 

@@ -18,13 +18,14 @@ from train.analysis.comparing import set_losses
 from train.analysis.runs import Run
 from train.common.errors import UserError
 from train.config.experiment import experiment_json, load_experiment, with_steps
-from train.data import text
 from train.data.batches import training_batches
-from train.data.text import Data, read_corpora, read_tokens
+from train.data.text import Data
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
+from train.extras.text import reading
 from train.extras.text.mixed_paths import source_names
-from train.extras.text.mixing import training_text
+from train.extras.text.mixing import read_corpora, training_text
+from train.extras.text.reading import read_tokens
 from train.plan.methods import Continue
 
 
@@ -72,8 +73,8 @@ def test_another_mixture_tokenises_nothing_again(home, monkeypatch):
     read_corpora(mixed_data(home, MIXED))
     read_corpora(mixed_data(home, MIXED, sets))
     made = []
-    real = text._make
-    monkeypatch.setattr(text, "_make", lambda *given: made.append(given[1].path) or real(*given))
+    real = reading._make
+    monkeypatch.setattr(reading, "_make", lambda *given: made.append(given[1].path) or real(*given))
     other = read_corpora(mixed_data(home, {"high": 1.0, "low": 9.0}))
     assert other.shares == [Fraction(1, 10), Fraction(9, 10)]
     read_corpora(mixed_data(home, ["low", "high"], sets))

@@ -8,9 +8,10 @@ from limits import using_limits
 
 from jaxgrow.untrusted import UntrustedError
 from train.common.errors import UserError
-from train.data.text import Data, read_tokens
+from train.data.text import Data
 from train.extras.text.mixing import training_text
 from train.extras.text.named_splits import listed_splits, split_of
+from train.extras.text.reading import read_tokens
 
 
 @pytest.fixture

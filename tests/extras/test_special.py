@@ -26,9 +26,9 @@ from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
 from train.common.errors import UserError
-from train.data import text
 from train.extras.labelled.encoding import Encoder
 from train.extras.pretrained import open_text_model
+from train.extras.text.reading import read_tokens
 from train.extras.tokenizers import loading as tokenizers
 from train.extras.tokenizers.special import added_tokens, copy_special_files, special_tokens
 from train.plan.methods import Continue
@@ -331,7 +331,7 @@ def run(tmp_path_factory):
 def test_documents_end_as_the_files_beside_the_tokenizer_say(run):
     experiment, _ = run
     end = tokenizers.load_tokenizer(experiment.data.tokenizer).token_to_id("</s>")
-    found = text.read_tokens(experiment.data)
+    found = read_tokens(experiment.data)
     assert end in found.train and 0 not in found.train
 
 

@@ -19,10 +19,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from jaxgrow import checkpoints
 from jaxgrow.models import BERTConfig, LlamaConfig
 from train.common.errors import UserError
-from train.data.text import Data, read_tokens
+from train.data.text import Data
 from train.extras.labelled import glue, metrics, squad
 from train.extras.labelled.encoding import Encoder, pair_lengths
 from train.extras.labelled.task import NAMES, Labelled, Prepared
+from train.extras.text.reading import read_tokens
 
 ROBERTA = BERTConfig(**SIZES, context=514, types=1, first_position=2)
 LLAMA = LlamaConfig(**SIZES, context=512, kv_heads=1)

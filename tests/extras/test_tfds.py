@@ -8,7 +8,7 @@ import runs
 import tensorflow_datasets as tfds
 
 from train.common.errors import UserError
-from train.data.text import read_tokens
+from train.extras.text.reading import read_tokens
 
 
 class TinyDocs(tfds.core.GeneratorBasedBuilder):

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from jaxgrow.models import BERTConfig
 from train import tokenizer as command
 from train.config.experiment import load_experiment
-from train.data.text import read_tokens
 from train.extras.text.mixing import training_text
+from train.extras.text.reading import read_tokens
 
 BERT = BERTConfig(vocab=280, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
 

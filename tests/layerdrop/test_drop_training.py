@@ -35,10 +35,11 @@ from train import pretrain, variance
 from train.common.errors import UserError
 from train.config import experiment as config
 from train.config.experiment import experiment_json
-from train.data import text as data
 from train.data.batches import probe_batches, validation_batches
+from train.data.text import Data
 from train.data.windows import Windows, next_tokens
 from train.extras.modifiers import ShortContext
+from train.extras.text.reading import read_tokens
 from train.plan import modifiers
 from train.plan.lifetimes import live
 from train.plan.methods import Scratch, TrainStage, VCycle
@@ -395,11 +396,11 @@ def test_both_sensitivities_rank_trained_layers_similarly(tmp_path):
     (tmp_path / "source").mkdir()
     for module in (argparse, ast, dataclasses, difflib, enum, inspect):
         (tmp_path / "source" / f"{module.__name__}.txt").write_text(inspect.getsource(module))
-    text = data.Data(
+    text = Data(
         "text", str(tmp_path / "source"), valid_fraction=0.25, cache=str(tmp_path / "cache")
     )
     small = GPT2Config(vocab=256, context=32, layers=6, embed=24, heads=3, head_dim=8, mlp=48)
-    valid = {"valid": Windows(data.read_tokens(text).valid, 32)}
+    valid = {"valid": Windows(read_tokens(text).valid, 32)}
     batches = probe_batches(valid, 32, 2, 32, 8)
     found = []
     for seed in range(4):

@@ -68,6 +68,7 @@ def _table_of(entrance: str) -> str:
         "train/extras/text/",
         "train/extras/tokenizers/",
         "train/extras/bounded",
+        "train/extras/cache",
         "train/extras/decoding",
     )
     return "data" if entrance.startswith(folders) else "runs"

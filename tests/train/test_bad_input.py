@@ -169,7 +169,7 @@ def test_a_full_disk_while_tokenising(tmp_path, refused, monkeypatch):
 
     config = runs.script(tmp_path, runs.experiment(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr("train.data.tokenizers._bytes", full)
+        patch.setattr("train.extras.tokenizers.tokenizer._bytes", full)
         said = refused(config, "--workdir", str(tmp_path / "run"))
     assert said.startswith("the disk is full (") and said.endswith(
         "free some space, then the same command continues"

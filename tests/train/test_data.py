@@ -16,16 +16,16 @@ import pytest
 import runs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-import train.data.corpus
+import train.extras.text.corpus
 from jaxgrow.checkpoints.io.checksums import seal
 from train.common import files
 from train.common.errors import UserError
-from train.data import tokenise, tokenizers
-from train.data.cache import SUMS, cached_folder
-from train.data.splitting import exact_fraction, held_out
-from train.data.text import read_tokens
+from train.extras.cache import SUMS, cached_folder
+from train.extras.splitting import exact_fraction, held_out
 from train.extras.text import corpora as corpus
-from train.extras.text import formats
+from train.extras.text import formats, tokenise
+from train.extras.text.reading import read_tokens
+from train.extras.tokenizers import tokenizer as tokenizers
 from train.extras.tokenizers.cutting import TextEncoder, cut_document
 from train.extras.tokenizers.loading import load_tokenizer as loaded_tokenizer
 
@@ -152,7 +152,7 @@ def awkward(folder: Path) -> list[bytes]:
 @pytest.fixture
 def small_pieces(monkeypatch):
     for module, name, value in (
-        (train.data.corpus, "PIECE", 7),
+        (train.extras.text.corpus, "PIECE", 7),
         (tokenise, "BATCH", 50),
         (tokenise, "SHARD_BATCHES", 3),
     ):
@@ -174,7 +174,7 @@ def test_a_tokenizer_gives_what_it_gave_file_by_file(
         awkward(tmp_path / "awkward"),
         Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
     )
-    monkeypatch.setattr("train.data.tokenise.core_count", lambda: 1 + processes)
+    monkeypatch.setattr("train.extras.text.tokenise.core_count", lambda: 1 + processes)
     found = read_tokens(
         replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2)
     )
@@ -317,7 +317,7 @@ def encoded(monkeypatch) -> list[list[str]]:
     """Record the pieces of text that each following call encodes."""
     calls: list[list[str]] = []
     monkeypatch.setattr(
-        "train.data.tokenizers._bytes",
+        "train.extras.tokenizers.tokenizer._bytes",
         lambda pieces, begins: calls.append(pieces) or ([[1] * len(p) for p in pieces], ((), (0,))),
     )
     return calls
@@ -364,7 +364,7 @@ def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pi
         return [[1] * len(p) for p in pieces], ((), (0,))
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.data.tokenizers._bytes", dies)
+        patch.setattr("train.extras.tokenizers.tokenizer._bytes", dies)
         with pytest.raises(Killed):
             read_tokens(text)
     encoded.clear()
@@ -495,7 +495,7 @@ def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("train.data.tokenizers._bytes", full)
+        patch.setattr("train.extras.tokenizers.tokenizer._bytes", full)
         with pytest.raises(OSError, match="No space left"):
             read_tokens(text)
     assert list(Path(text.cache).iterdir()) == []

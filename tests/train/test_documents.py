@@ -15,10 +15,10 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
 from train.data.batches import validation_batches
-from train.data.text import read_tokens
 from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
+from train.extras.text.reading import read_tokens
 from train.state.model import TrainState
 from train.step import programs
 from train.store.workdir import load_params

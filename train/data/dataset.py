@@ -161,15 +161,3 @@ class Dataset(ABC):
             raise UserError(
                 f"a {type(model).__name__} cannot take {type(self).__name__}: set data to a dataset that fits the model"
             )
-
-
-def more_held_out(held: bool, fraction: float) -> str:
-    """The part of a message that says how to get more validation data.
-
-    Args:
-      held: whether ``data.valid_fraction`` of the training data are the validation data.
-      fraction: the value of ``data.valid_fraction``.
-    """
-    if held and fraction < 0.5:
-        return f"raise data.valid_fraction={fraction:g} (at most 0.5)"
-    return "give more data" if held else "give more of them in the validation split of the data"

@@ -30,8 +30,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "unused": {"settings": "train.extras.effect"},
     "sharing": {"steps": "train.extras.sharing"},
     "origin": {"run": "train.extras.branching"},
-    "several texts": {"files": "train.extras.text.mixing"},
-    "tokenizers": {"files": "train.extras.tokenizers.loading"},
+    "text": {"files": "train.extras.text.mixing"},
     "dataset": {
         "Images": "train.extras.images.images",
         "Labelled": "train.extras.labelled.task",

@@ -8,7 +8,7 @@ from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.data.text import Data
-from train.data.tokenizers import TOKENIZERS
+from train.extras.tokenizers.loading import frame_of_model
 from train.plan.record import RunRecord
 from train.plan.transforms import LoadCheckpoint
 from train.store.seen import ORDERS, Order
@@ -126,7 +126,7 @@ def _frame(folder: Path) -> str:
     """The frame of the tokenizer in the folder of a model; empty without one."""
     folder, _ = at_step(folder)
     try:
-        return TOKENIZERS["files"].written_frame(folder)
+        return frame_of_model(folder)
     except UserError:
         return ""
 

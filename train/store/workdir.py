@@ -50,7 +50,6 @@ from train.config.experiment import (
 )
 from train.config.resuming import binding_settings, class_of, resume_conflicts
 from train.data.dataset import Dataset
-from train.data.tokenizers import TOKENIZERS
 from train.plan.methods import LARGE
 from train.state.model import TrainState, split_head
 from train.store import checkpoint, intact
@@ -419,9 +418,6 @@ class Workdir:
           data: data of the experiment.
           config: config of the model that the run trains.
         """
-        tokenizer = getattr(data, "tokenizer", "none")
-        if tokenizer != "none":
-            TOKENIZERS["files"].copy(tokenizer, self.folder)
         inputs = self.folder / TRANSFORMERS
         inputs.mkdir(exist_ok=True)
         write_record(inputs / "config.json", data.write_inputs(self.folder, config, inputs))

@@ -29,10 +29,9 @@ from jaxgrow.typed import Json
 from jaxgrow.untrusted import UntrustedError, file_limits, open_regular
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
-from train.data.cache import cache_folder, cached_folder, make_again
-from train.data.dataset import DATASETS, Batch, Source, more_held_out
-from train.data.splitting import exact_fraction, held_out
+from train.data.dataset import DATASETS, Batch, Source
 from train.data.workers import core_count
+from train.extras.cache import cache_folder, cached_folder, make_again
 from train.extras.decoding import (
     COMPRESSED,
     MAGIC,
@@ -45,6 +44,7 @@ from train.extras.images import idx
 from train.extras.images.augment import Augment
 from train.extras.labelled.metrics import accuracy
 from train.extras.labelled.supervised import Prepared, Supervised
+from train.extras.splitting import exact_fraction, held_out, more_held_out
 from train.extras.text.mixed_paths import refuse_several
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}

@@ -11,10 +11,10 @@ import numpy as np
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
 from train.common.errors import UserError
-from train.data.tokenise import token_dtype
 from train.data.windows import BYTES
 from train.data.workers import core_count
 from train.extras.bounded import BoundedTokenizer
+from train.extras.text.tokenise import token_dtype
 from train.extras.tokenizers.loading import folder_of, load_tokenizer
 from train.extras.tokenizers.special import (
     ENDS,
@@ -163,7 +163,7 @@ class Encoder:
 
 
 def _tokenizer_hash(path: Path) -> str:
-    """The hash of the files, as in `train.data.text.Tokens.identity`."""
+    """The hash of the files, as in `train.extras.text.reading.Tokens.identity`."""
     files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
     return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 

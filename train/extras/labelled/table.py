@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
-from train.data.splitting import exact_fraction, held_out
 from train.extras.decoding import in_folder, json_object, readable_file
 from train.extras.labelled.glue import Columns, Glue, Rows
 from train.extras.labelled.metrics import accuracy, macro_f1, pearson, spearman
+from train.extras.splitting import exact_fraction, held_out
 from train.extras.text import formats
 from train.extras.text.corpora import dataset_shards, dataset_splits
 

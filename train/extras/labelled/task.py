@@ -20,7 +20,7 @@ from train.extras.labelled.encoding import Encoder, Examples, Texts, frame_texts
 from train.extras.labelled.hf_tokenizer import write_framing
 from train.extras.labelled.supervised import Prepared, Score, Supervised
 from train.extras.text.mixed_paths import refuse_several
-from train.extras.tokenizers.loading import write_tokenizer
+from train.extras.tokenizers.loading import copy_tokenizer, write_tokenizer
 
 NAMES = (*glue.TASKS, *squad.TASKS)
 TABLE = "table"
@@ -113,6 +113,7 @@ class Labelled(Supervised):
         return f"give more of them in data.{given}"
 
     def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
+        copy_tokenizer(self.tokenizer, run)
         about = write_tokenizer(run, config, folder)
         return about | write_framing(self.tokenizer, self.length, config, folder)
 

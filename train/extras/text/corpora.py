@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from jaxgrow.untrusted import UntrustedError, checked_path, file_limits
 from train.common.errors import UserError
-from train.data.corpus import Corpus, Counts, counted_documents, files_key
-from train.data.text import CORPORA
 from train.extras.decoding import in_folder, json_object, readable_file
+from train.extras.text.corpus import Corpus, Counts, counted_documents, files_key
 from train.extras.text.formats import TEXT, Formats, read_documents
 from train.extras.text.mixed_paths import fixed_part, is_pattern, matching_paths
 from train.extras.text.named_splits import (
@@ -25,6 +24,7 @@ from train.extras.text.named_splits import (
     listed_splits,
     split_of,
 )
+from train.extras.text.reading import CORPORA
 
 # Validation splits; the first one that exists is used.
 VALIDATIONS = ("validation", "test")

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
-from train.data import corpus
-from train.data.corpus import Document
 from train.extras.decoding import limited_lines, open_data, read_all, readable_file
+from train.extras.text import corpus
+from train.extras.text.corpus import Document
 from train.extras.text.tables import table_rows
 
 Reader: TypeAlias = Callable[[Path, str], Iterator[Document]]  # a file and a field -> documents

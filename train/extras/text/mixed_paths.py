@@ -10,13 +10,55 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.data.text import lists_paths
+from train.data.text import Data, Paths, ValidPaths
 
 _WILD = frozenset("*?[")
 _NAME = re.compile(r"(\w[\w.-]*)?")
 
 
-def weighted_paths(value: Any) -> str | tuple[str, ...] | dict[str, float] | None:
+def checked_paths(data: Data) -> tuple[Paths, ValidPaths]:
+    """``data.path`` and ``data.valid_path`` in their plain form.
+
+    Raises:
+      ValueError: a path is wrong, or the settings do not fit together.
+    """
+    path, valid_path = weighted_paths(data.path), named_paths(data.valid_path)
+    paths = {"path": path, "valid_path": valid_path}
+    several = [name for name, value in paths.items() if isinstance(value, tuple | dict)]
+    if several and data.source not in ("text", "tokens"):
+        raise ValueError(
+            f"data.{several[0]} can name several paths only for data.source=text and data.source=tokens, but "
+            f"data.source is {data.source}: set data.source=text"
+        )
+    if not 0 < data.valid_fraction <= 0.5:
+        raise ValueError(f"valid_fraction must be between 0 and 0.5, but is {data.valid_fraction}")
+    if data.source in ("text", "tokens") and path is None:
+        raise ValueError(
+            f"data.source={data.source} needs data.path, a file or folder of {data.source}"
+        )
+    if data.tokenizer == "none" and data.source != "tokens":
+        raise ValueError(
+            "data.tokenizer=none is for data.source=tokens; for text, name a tokenizer, or set data.tokenizer=bytes"
+        )
+    if data.source == "tokens" and data.bos != "auto":
+        raise ValueError(
+            "data.bos has no effect on data.source=tokens, whose ids are used as they are: set data.bos=auto"
+        )
+    if data.bos is True and data.tokenizer == "bytes":
+        raise ValueError(
+            "data.bos=true needs a tokenizer with a token that begins texts, but data.tokenizer is bytes: "
+            "set data.bos=auto, or give a tokenizer"
+        )
+    if data.source != "tokens" and data.ids != "uint16":
+        raise ValueError(
+            f"data.ids is for data.source=tokens, and has no effect on {data.source}: leave it out"
+        )
+    if data.source == "tfds" and data.name is None:
+        raise ValueError("data.source=tfds needs data.name, such as wiki40b/en")
+    return path, valid_path
+
+
+def weighted_paths(value: Any) -> Paths:
     """``data.path`` in its plain form: one path, several paths, or the weight of each path.
 
     A single path of several is the path itself.
@@ -52,7 +94,7 @@ def weighted_paths(value: Any) -> str | tuple[str, ...] | dict[str, float] | Non
     return {path: float(weight) for path, weight in pairs} if all(weighed) else tuple(paths)
 
 
-def named_paths(value: Any) -> str | dict[str, str] | None:
+def named_paths(value: Any) -> ValidPaths:
     """``data.valid_path`` in its plain form: one path, or the path of each name.
 
     Raises:
@@ -73,6 +115,15 @@ def named_paths(value: Any) -> str | dict[str, str] | None:
             f"data.valid_path has a name twice: {', '.join(name for name, _ in pairs)}; give each set another name"
         )
     return dict(pairs)
+
+
+def lists_paths(value: object) -> bool:
+    """Whether a setting lists paths, and is not the name of a file with such characters."""
+    if not isinstance(value, str):
+        return isinstance(value, Mapping | list | tuple)
+    text = value.strip()
+    is_list = text.startswith("[") and text.endswith("]")
+    return (text.startswith("{") or is_list) and not os.path.lexists(os.path.expanduser(value))
 
 
 def refuse_several(value: object, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Several texts in one setting: a mixture of sources, and several validation sets."""
+"""The texts of a run: one corpus, or a mixture of sources, and perhaps several validation sets."""
 
 import hashlib
 import json
@@ -8,46 +8,52 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from jaxgrow.models import Config
 from jaxgrow.typed import Json
 from train.common.errors import UserError
-from train.data.splitting import exact_fraction
-from train.data.text import (
-    SEVERAL_TEXTS,
-    Corpora,
-    Data,
-    Tokens,
-    corpora_of,
-    open_corpus,
-    read_tokens,
-)
-from train.data.tokenise import corpus_pieces
+from train.data.text import TEXTS, Corpora, Data
+from train.data.windows import Vocabulary
+from train.extras.splitting import exact_fraction, more_held_out
 from train.extras.text.corpora import training_files
 from train.extras.text.formats import TEXT
-from train.extras.text.mixed_paths import named_paths, source_names, weighted_paths
+from train.extras.text.mixed_paths import checked_paths, source_names
 from train.extras.text.mixture import Mixture, as_shares
+from train.extras.text.reading import Tokens, open_corpus, read_tokens
 from train.extras.text.token_files import token_formats
+from train.extras.text.tokenise import corpus_pieces
+from train.extras.tokenizers.loading import copy_tokenizer, named_tokenizer, write_tokenizer
 
 
-class MixedTexts:
-    """Reads `train.data.text.Data` whose paths name several texts or validation sets."""
+def read_corpora(data: Data) -> Corpora:
+    """The tokens of all sources and validation sets.
 
-    weighted_paths = staticmethod(weighted_paths)
-    named_paths = staticmethod(named_paths)
-
-    mixture = staticmethod(Mixture)
-
-    def parts(self, data: Data) -> dict[str, Data]:
-        return mixed_data(data)
-
-    def read(self, data: Data) -> Corpora:
-        if isinstance(data.path, tuple | dict):
-            refuse_overlaps(data)
-        own = {name: read_tokens(part) for name, part in mixed_data(data).items()}
-        sets = {name: read_tokens(part) for name, part in valid_data(data).items()}
-        weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
-        shares = as_shares([*weights])
-        report = _mixture_report(data, own, shares) + _sets_report(sets)
-        return corpora_of(data, own, sets, shares, _joint_identity(own, sets, shares), report)
+    Raises:
+      UserError: a corpus or the tokenizer is missing, empty or unreadable, or two sources have the
+        same text.
+    """
+    if isinstance(data.path, tuple | dict):
+        refuse_overlaps(data)
+    own = {name: read_tokens(part) for name, part in mixed_data(data).items()}
+    sets = {name: read_tokens(part) for name, part in valid_data(data).items()}
+    weights = data.path.values() if isinstance(data.path, dict) else _token_counts(own).values()
+    shares = as_shares([*weights])
+    report = _mixture_report(data, own, shares) + _sets_report(sets)
+    begins = {name: found.begins[0] for name, found in own.items()}
+    if data.attend == "document":
+        report = [*report, _document_report(begins, _token_counts(own))]
+    valid = sets or own
+    return Corpora(
+        train={name: found.train for name, found in own.items()},
+        shares=shares,
+        valid={name: found.valid for name, found in valid.items()},
+        begins=begins,
+        valid_begins={name: found.begins[1] for name, found in valid.items()},
+        vocab=max(found.vocab for found in (*own.values(), *sets.values())),
+        identity=_joint_identity(own, sets, shares),
+        report=report,
+    )
 
 
 def mixed_data(data: Data) -> dict[str, Data]:
@@ -135,6 +141,29 @@ def _joint_hash(parts: Sequence[Any]) -> str:
     return parts[0] if len(parts) == 1 else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def _document_report(begins: Mapping[str, np.ndarray], tokens: Mapping[str, int]) -> str:
+    """A line about the documents of the training text.
+
+    Args:
+      begins: the positions at which the documents of each source begin, ascending.
+      tokens: the number of tokens of each source.
+
+    Raises:
+      UserError: each source is only one document, whose ends attention never reaches.
+    """
+    inner = [np.searchsorted(begins[name], [1, count]) for name, count in tokens.items()]
+    ends = sum(int(high - low) for low, high in inner)
+    if not ends:
+        raise UserError(
+            "data.attend=document has no effect, because the training text is one document: set data.attend=row, or give "
+            "one document in each file, line or row; token ids are also divided by the end of text of data.tokenizer"
+        )
+    return (
+        f"data: attention stops at the ends of {ends + len(inner):,} training documents; their last tokens predict nothing, "
+        "but count as tokens and FLOPs"
+    )
+
+
 def _mixture_report(data: Data, own: Mapping[str, Tokens], shares: Sequence[Fraction]) -> list[str]:
     if len(own) == 1:
         return next(iter(own.values())).report
@@ -175,4 +204,51 @@ def training_text(data: Data) -> Iterator[str]:
                 yield piece.text
 
 
-SEVERAL_TEXTS.add("files", MixedTexts())
+def more_validation(data: Data, name: str) -> str:
+    """The part of a message that says how to get more data of the validation set ``name``."""
+    if isinstance(data.valid_path, dict):
+        return f"give more of them in data.valid_path={data.valid_path[name]}, the set {name}"
+    if data.valid_path is not None:
+        return f"give more of them in data.valid_path={data.valid_path}"
+    if name:
+        part = mixed_data(data)[name]
+        return f"{more_validation(part, '')} for {name}, or set data.valid_path"
+    return more_held_out(open_corpus(data).valid is None, data.valid_fraction)
+
+
+def text_masking(data: Data) -> Vocabulary:
+    """What masked models need to know of the tokenizer of ``data``.
+
+    Raises:
+      UserError: there is none, or it does not have what the settings need.
+    """
+    if data.tokenizer == "none":
+        raise UserError(
+            "a masked model needs the mask of a tokenizer, but data.tokenizer is none: name the tokenizer of the tokens"
+        )
+    known = named_tokenizer(data.tokenizer, data.bos).masking()
+    if data.whole_words and known.whole_word is None:
+        raise UserError(
+            f"data.whole_words: the tokenizer {data.tokenizer} does not mark tokens that continue a word; set it to false"
+        )
+    return known if data.whole_words else known._replace(whole_word=None)
+
+
+def write_text_inputs(data: Data, run: Path, config: Config, folder: Path) -> Json:
+    """Write the tokenizer of ``data`` to a run and, for `transformers`, to ``folder``."""
+    if data.tokenizer == "none":
+        return {}
+    copy_tokenizer(data.tokenizer, run)
+    return write_tokenizer(run, config, folder)
+
+
+class _Files:
+    checked_paths = staticmethod(checked_paths)
+    read = staticmethod(read_corpora)
+    more_validation = staticmethod(more_validation)
+    masking = staticmethod(text_masking)
+    write_inputs = staticmethod(write_text_inputs)
+    mixture = staticmethod(Mixture)
+
+
+TEXTS.add("files", _Files())

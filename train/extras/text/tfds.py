@@ -8,10 +8,11 @@ from typing import Any
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import checked_path
 from train.common.errors import UserError
-from train.data.text import CORPORA, Data
+from train.data.text import Data
 from train.extras.decoding import json_object, readable_file
 from train.extras.text.corpora import VALIDATIONS, Corpus
 from train.extras.text.formats import Document, cut_pieces
+from train.extras.text.reading import CORPORA
 
 _INFO = "dataset_info.json"
 _FEATURES = "features.json"

@@ -18,22 +18,21 @@ import numpy as np
 
 from jaxgrow.untrusted import open_regular
 from train.common.errors import UserError
-from train.data import corpus
-from train.data.corpus import Corpus, Document
-from train.data.text import CORPORA, Data
-from train.data.tokenizers import (
+from train.data.text import Data
+from train.extras.decoding import readable_file
+from train.extras.text import corpus, formats
+from train.extras.text.corpora import text_corpus
+from train.extras.text.corpus import Corpus, Document
+from train.extras.text.formats import Formats, Reader
+from train.extras.text.reading import CORPORA
+from train.extras.tokenizers.loading import folder_of, load_tokenizer, named_tokenizer
+from train.extras.tokenizers.special import document_marks
+from train.extras.tokenizers.tokenizer import (
     BYTE_TOKENIZER,
     UNMARKED,
     DocumentFrame,
     Tokenizer,
-    named_tokenizer,
 )
-from train.extras.decoding import readable_file
-from train.extras.text import formats
-from train.extras.text.corpora import text_corpus
-from train.extras.text.formats import Formats, Reader
-from train.extras.tokenizers.loading import folder_of, load_tokenizer
-from train.extras.tokenizers.special import document_marks
 
 FIELD = "input_ids"  # the usual name of a column of token ids
 # The magic number and the size of the header of llm.c, in numbers of 4 bytes.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from train.data import corpus
+from train.extras.text import corpus
 
 WINDOW = 256  # characters before and after a cut that are encoded to test it
 # Characters of a piece after which a cut is not tested, so that a document without boundaries, such
@@ -50,7 +50,7 @@ class TextEncoder:
 
 
 def cut_document(document: Iterable[str], encoder: Callable[[], TextEncoder]) -> Iterator[str]:
-    """Cut a document into pieces of about `train.data.corpus.PIECE` characters.
+    """Cut a document into pieces of about `train.extras.text.corpus.PIECE` characters.
 
     Args:
       document: the text in parts, whose edges are arbitrary.

@@ -11,7 +11,6 @@ from jaxgrow.models import Config
 from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import write_record
-from train.data.tokenizers import TOKENIZERS, Encode, Tokenizer
 from train.extras.bounded import BoundedTokenizer, check_tokenizer
 from train.extras.decoding import readable_file
 from train.extras.tokenizers.cutting import TextEncoder, cut_document
@@ -28,6 +27,7 @@ from train.extras.tokenizers.special import (
     text_encoder,
     written_frame,
 )
+from train.extras.tokenizers.tokenizer import BYTE_TOKENIZER, Encode, Tokenizer
 
 
 def load_tokenizer(name: str) -> Any:
@@ -192,44 +192,55 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         tokenizer.save(str(part))
 
 
-class HuggingFaceFiles:
-    """Tokenizers of the library `tokenizers`, as files of Hugging Face define them."""
+def named_tokenizer(name: str, bos: bool | Literal["auto"] = "auto") -> Tokenizer:
+    """The tokenizer of ``data.tokenizer``.
 
-    def load(self, name: str, bos: bool | Literal["auto"]) -> Tokenizer:
-        loaded = load_tokenizer(name)
-        files = [sha256(file) for file in tokenizer_files(Path(name).expanduser())]
-        frame = document_frame(loaded, folder_of(name), bos)
-        plain = text_encoder(loaded)
+    Args:
+      name: "bytes", or a file or folder, as for `load_tokenizer`.
+      bos: whether a token begins each document; "auto": as the tokenizer's files say.
 
-        def started(threads: int = 1) -> TextEncoder:
-            return TextEncoder(BoundedTokenizer(plain, name, threads))
+    Raises:
+      UserError: it does not exist or cannot be read.
+    """
+    if name == "bytes":
+        return BYTE_TOKENIZER
+    loaded = load_tokenizer(name)
+    files = [sha256(file) for file in tokenizer_files(Path(name).expanduser())]
+    frame = document_frame(loaded, folder_of(name), bos)
+    plain = text_encoder(loaded)
 
-        def encoder(threads: int) -> Encode:
-            texts = started(threads)
-            return lambda pieces, begins: (texts(pieces, begins), frame)
+    def started(threads: int = 1) -> TextEncoder:
+        return TextEncoder(BoundedTokenizer(plain, name, threads))
 
-        return Tokenizer(
-            vocab=largest_vocab(loaded),
-            files=files,
-            identity=hashlib.sha256("".join(files).encode()).hexdigest(),
-            rule=["plain text, cut at boundaries, with begins", frame],
-            encoder=encoder,
-            masking=lambda: masking_vocabulary(loaded),
-            cut=partial(cut_document, encoder=cache(started)),
-            frame=frame,
-            written=written_frame(frame, loaded),
-            parallel=True,
-        )
+    def encoder(threads: int) -> Encode:
+        texts = started(threads)
+        return lambda pieces, begins: (texts(pieces, begins), frame)
 
-    def copy(self, name: str, folder: Path) -> None:
-        save_tokenizer(load_tokenizer(name), folder)
-        copy_special_files(folder_of(name), folder)
-
-    def written_frame(self, folder: Path) -> str:
-        loaded = tokenizer_of(folder)
-        return written_frame(document_frame(loaded, folder), loaded)
-
-    write_inputs = staticmethod(write_tokenizer)
+    return Tokenizer(
+        vocab=largest_vocab(loaded),
+        files=files,
+        identity=hashlib.sha256("".join(files).encode()).hexdigest(),
+        rule=["plain text, cut at boundaries, with begins", frame],
+        encoder=encoder,
+        masking=lambda: masking_vocabulary(loaded),
+        cut=partial(cut_document, encoder=cache(started)),
+        frame=frame,
+        written=written_frame(frame, loaded),
+        parallel=True,
+    )
 
 
-TOKENIZERS.add("files", HuggingFaceFiles())
+def copy_tokenizer(name: str, folder: Path) -> None:
+    """Write a tokenizer, perhaps "bytes", and the files of its special tokens to a folder."""
+    save_tokenizer(load_tokenizer(name), folder)
+    copy_special_files(folder_of(name), folder)
+
+
+def frame_of_model(folder: Path) -> str:
+    """`Tokenizer.written` of the tokenizer in the folder of a model.
+
+    Raises:
+      UserError: the folder has no tokenizer, or a damaged one.
+    """
+    loaded = tokenizer_of(folder)
+    return written_frame(document_frame(loaded, folder), loaded)

@@ -27,8 +27,8 @@ from jaxgrow.checkpoints.io.folders import atomic_file
 from jaxgrow.typed import Json
 from train.common.errors import UserError
 from train.common.files import write_record
-from train.data.tokenizers import ENDS, DocumentFrame
 from train.extras.decoding import in_folder, json_object, read_regular, readable_file
+from train.extras.tokenizers.tokenizer import ENDS, DocumentFrame
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

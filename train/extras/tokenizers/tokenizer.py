@@ -1,18 +1,11 @@
-"""How do documents become tokens?
-
-Bytes are the tokens of the core. `train.extras.tokenizers` reads the tokenizers of others from files.
-"""
+"""How do documents become tokens? By bytes, or by a tokenizer that `train.extras.tokenizers.loading` reads."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxgrow.models import Config
-from jaxgrow.registry import Registry
-from jaxgrow.typed import Json
 from train.data.windows import BYTES, Vocabulary
 
 
@@ -63,37 +56,7 @@ class Tokenizer:
     parallel: bool = False
 
 
-class TokenizerFiles(Protocol):
-    """What extras do with the files of tokenizers. Every method raises `UserError` for damaged files."""
-
-    def load(self, name: str, bos: bool | Literal["auto"]) -> Tokenizer:
-        """The tokenizer of a file or folder; ``bos``: whether a token begins each document."""
-        ...
-
-    def copy(self, name: str, folder: Path) -> None:
-        """Write a tokenizer, perhaps "bytes", and the files of its special tokens to a folder."""
-        ...
-
-    def written_frame(self, folder: Path) -> str:
-        """`Tokenizer.written` of the tokenizer in the folder of a model."""
-        ...
-
-    def write_inputs(self, run: Path, config: Config, folder: Path) -> Json:
-        """As `train.data.dataset.Dataset.write_inputs`."""
-        ...
-
-
-TOKENIZERS: Registry[TokenizerFiles] = Registry("tokenizers", "train.extras")
 _END = DocumentFrame((), (0,))  # text has no zero byte, so this byte ends documents
-
-
-def named_tokenizer(name: str, bos: bool | Literal["auto"] = "auto") -> Tokenizer:
-    """The tokenizer of ``data.tokenizer``.
-
-    Raises:
-      UserError: it does not exist or cannot be read.
-    """
-    return BYTE_TOKENIZER if name == "bytes" else TOKENIZERS["files"].load(name, bos)
 
 
 def _bytes(pieces: list[str], begins: list[bool]) -> tuple[list[Any], DocumentFrame]:

@@ -18,3 +18,15 @@ def held_out(n: int, fraction: Fraction) -> bool:
     # for each document of a corpus and for each image.
     some, every = fraction.numerator, fraction.denominator
     return n * some // every > (n - 1) * some // every
+
+
+def more_held_out(held: bool, fraction: float) -> str:
+    """The part of a message that says how to get more validation data.
+
+    Args:
+      held: whether ``data.valid_fraction`` of the training data are the validation data.
+      fraction: the value of ``data.valid_fraction``.
+    """
+    if held and fraction < 0.5:
+        return f"raise data.valid_fraction={fraction:g} (at most 0.5)"
+    return "give more data" if held else "give more of them in the validation split of the data"

@@ -19,11 +19,11 @@ import numpy as np
 from tqdm import tqdm
 
 from train.common.files import read_record, write_record
-from train.data.cache import PROGRESS, make_again
-from train.data.corpus import Corpus, Counts, Document
-from train.data.splitting import held_out
-from train.data.tokenizers import Cut, DocumentFrame, Encode, Tokenizer
 from train.data.workers import core_count
+from train.extras.cache import PROGRESS, make_again
+from train.extras.splitting import held_out
+from train.extras.text.corpus import Corpus, Counts, Document
+from train.extras.tokenizers.tokenizer import Cut, DocumentFrame, Encode, Tokenizer
 
 BATCH = 1 << 20  # characters that are encoded in one call
 # A corpus of fewer batches is encoded by one encoder, because starting others takes longer.

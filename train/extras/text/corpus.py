@@ -15,7 +15,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 
 from train.common.errors import UserError
-from train.data.tokenizers import Tokenizer
+from train.extras.tokenizers.tokenizer import Tokenizer
 
 # Characters of a piece: long documents are tokenised and held out in pieces of about this size.
 PIECE = 1 << 16
