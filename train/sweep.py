@@ -32,7 +32,7 @@ from train.common.files import write_record, write_text
 from train.common.output import say
 from train.config.experiment import Experiment, experiment_json, load_experiment
 from train.config.overrides import refuse_seeds
-from train.extras.advice.settings import Tried, settings_table
+from train.extras.advice.settings import AVERAGE, Tried, settings_table
 
 # Maximum bytes of the name of a run: file systems allow 255, and the seed is appended.
 LONGEST = 200
@@ -115,6 +115,8 @@ def main() -> None:
     for t in tried:
         losses = [None if r is None else r.loss for r in t.runs]
         part = {"of the steps": t.fraction} if t.fraction else {}
+        averages = [None if r is None else r.result.get(AVERAGE) for r in t.runs]
+        part |= {AVERAGE: averages} if any(averages) else {}
         results.append({"settings": t.settings, "loss": losses} | part)
     write_record(arguments.workdir / f"{name}.json", results)
     say(f"\n{text}")

@@ -1,6 +1,7 @@
 """Sweeps run all combinations, list the best first, and warn if the best value is at the edge."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -84,6 +85,22 @@ def test_the_better_half_goes_on_and_all_is_told(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(programs, "step", None)  # finished runs are not repeated
     swept(monkeypatch, script, *options)
+
+
+def test_the_loss_of_the_average_decides(tmp_path, monkeypatch, capsys):
+    """The last weights do not depend on the average, so their loss cannot rank it."""
+    script = runs.script(tmp_path, runs.experiment(tmp_path, eval_every=8, checkpoint_every=8))
+    options = f"--set optim.ema=0,0.5,0.99 --workdir {tmp_path / 'sweep'}".split()
+    swept(monkeypatch, script, *options)
+    found = json.loads((tmp_path / "sweep" / "tiny.json").read_text())
+    averages = {f["settings"]["optim.ema"]: f.get("val_loss_ema", f["loss"])[0] for f in found}
+    assert [f["settings"]["optim.ema"] for f in found] == sorted(averages, key=averages.get)
+    assert len({f["loss"][0] for f in found}) == 1 < len(set(averages.values()))
+    text = capsys.readouterr().out
+    for ema, loss in averages.items():
+        if ema != "0":
+            assert re.search(rf"\| {ema} +\| [\d.]+ +\| {loss:.4f} ", text)
+    assert re.search(r"\| 0 +\| [\d.]+ +\|  +\|", text)
 
 
 @pytest.mark.parametrize(("best", "says"), [

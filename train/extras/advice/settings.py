@@ -10,6 +10,8 @@ from statistics import mean
 from jaxgrow.tables import markdown_table
 from train.analysis.runs import Run, mean_and_each
 
+AVERAGE = "val_loss_ema"  # the loss of the averaged weights in the result of a run
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -22,7 +24,8 @@ class Tried:
 
     @property
     def loss(self) -> float:
-        return mean(math.inf if r is None else r.loss for r in self.runs)
+        """The mean final loss, of the averaged weights if the runs average them."""
+        return mean(math.inf if r is None else r.result.get(AVERAGE, r.loss) for r in self.runs)
 
 
 def edge_warnings(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
@@ -47,34 +50,25 @@ def settings_table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
 
     Settings that successive halving tried with fewer steps come last.
     """
-    body = []
-    every: list[Run] = []
+    every = [r for t in tried for r in t.runs if r is not None]
     halving = any(t.fraction for t in tried)
+    averages = any(AVERAGE in r.result for r in every)
+    body = []
     for i, t in enumerate(tried):
         known = [r for r in t.runs if r is not None]
-        every += known
-        cost = [
-            f"{sum(r.cost('flops') for r in known):.3g}",
-            f"{sum(r.cost('seconds') for r in known):.0f}",
-        ]
-        loss = (
-            mean_and_each([r.loss for r in known], "{:.4f}")
-            if len(known) == len(t.runs)
-            else "diverged"
-        )
-        steps = [f"{t.fraction or 1:g}"] if halving else []
         body.append(
             [
                 *t.settings.values(),
-                *steps,
-                loss,
-                *cost,
+                *([f"{t.fraction or 1:g}"] if halving else []),
+                _losses_cell(t, "val_loss"),
+                *([_losses_cell(t, AVERAGE)] if averages else []),
+                f"{sum(r.cost('flops') for r in known):.3g}",
+                f"{sum(r.cost('seconds') for r in known):.0f}",
                 "best" if i == 0 and t.loss < math.inf else "",
             ]
         )
-    text = markdown_table(
-        [*swept, *(["of the steps"] if halving else []), "final loss", "FLOPs", "seconds", ""], body
-    )
+    steps, average = ["of the steps"] * halving, ["loss of the average"] * averages
+    text = markdown_table([*swept, *steps, "final loss", *average, "FLOPs", "seconds", ""], body)
     text += (
         f"\n\nAll {len(every)} completed runs: {sum(r.cost('flops') for r in every):.3g} FLOPs, "
         f"{sum(r.cost('seconds') for r in every):.0f} s, {sum(r.result['compile_seconds'] for r in every):.0f} s of them "
@@ -86,3 +80,11 @@ def settings_table(tried: list[Tried], swept: dict[str, list[str]]) -> str:
         else [f"WARNING: every run {'of all steps ' if halving else ''}diverged"]
     )
     return text + "".join(f"{line}\n" for line in warnings)
+
+
+def _losses_cell(tried: Tried, name: str) -> str:
+    """One loss of each seed; empty if the runs did not measure it."""
+    if None in tried.runs:
+        return "diverged"
+    losses = [r.result[name] for r in tried.runs if r is not None and name in r.result]
+    return mean_and_each(losses, "{:.4f}") if losses else ""
