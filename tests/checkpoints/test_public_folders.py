@@ -5,19 +5,12 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import cases
 from checkpoints import change
-from published import called, content, published, refused, store, stored
+from published import assert_params, called, content, published, refused, store, stored
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
-from jaxgrow.checkpoints.source import leaves_by_path
-
-
-def same(folder, params) -> None:
-    """Check that a folder has these parameters."""
-    found = leaves_by_path(open_checkpoint(folder).params())
-    for path, x in leaves_by_path(params).items():
-        np.testing.assert_array_equal(found[path], x, err_msg=path)
 
 
 def sharded(folder, tmp_path, capsys):
@@ -50,7 +43,7 @@ def test_a_note_says_which_weights_were_read(tmp_path, capsys):
         "model.safetensors were read; these other weights were not: consolidated"
     )
     assert index.name in note
-    same(folder, params)
+    assert_params(folder, params)
     about = called(capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", 8)
     assert note in about["notes"]
     kept = {"README.md", "config.json", "generation_config.json", "jaxgrow.json"}
@@ -71,7 +64,7 @@ def test_the_index_may_name_tensors_that_are_not_needed(tmp_path, capsys):
     first = min(index["weight_map"].values())
     index["weight_map"] |= {"lm_head.weight": first}
     file.write_text(json.dumps(index))
-    same(folder, params)
+    assert_params(folder, params)
 
 
 def test_a_shard_is_not_required_if_no_tensor_of_it_is(tmp_path, capsys):
@@ -80,7 +73,7 @@ def test_a_shard_is_not_required_if_no_tensor_of_it_is(tmp_path, capsys):
     folder, file, index = sharded(folder, tmp_path, capsys)
     index["weight_map"]["model.layers.0.self_attn.rotary_emb.inv_freq"] = "left.safetensors"
     file.write_text(json.dumps(index))
-    same(folder, params)
+    assert_params(folder, params)
     one, *_ = sorted(folder.glob("model-*"))
     one.unlink()
     error = refused(capsys, "inspect", folder)
@@ -97,7 +90,7 @@ def test_a_tensor_is_read_from_the_file_that_the_index_names(tmp_path, capsys):
     one, *_, last = sorted(set(index["weight_map"].values()))
     others = {n: np.zeros_like(x) for n, x in load_file(folder / one).items()}
     save_file(load_file(folder / last) | others | {"left": np.zeros(2)}, folder / last)
-    same(folder, params)
+    assert_params(folder, params)
     needed = next(name for name, of in index["weight_map"].items() if of == one)
     index["weight_map"][needed] = "model-00009-of-00009.safetensors"
     save_file({"x": np.zeros(2)}, folder / index["weight_map"][needed])
@@ -122,7 +115,7 @@ def test_a_prefix_is_removed_with_a_note(tmp_path, prefix, architecture, bare):
     for begin in body if bare else ():
         found = {name.removeprefix(begin): x for name, x in found.items()}
     store(folder, {prefix + name: x for name, x in found.items()})
-    same(folder, params)
+    assert_params(folder, params)
     notes = open_checkpoint(folder).notes
     usual = prefix == "model." and (bare or architecture.endswith("LlamaModel"))
     assert bool(notes) or usual
@@ -134,7 +127,7 @@ def test_wrappers_within_names_are_removed(tmp_path, capsys):
     params = open_checkpoint(folder).params()
     found = {n.replace("self_attn.", "self_attn._orig_mod."): x for n, x in stored(folder).items()}
     store(folder, {f"_fsdp_wrapped_module.{name}": x for name, x in found.items()})
-    same(folder, params)
+    assert_params(folder, params)
     called(capsys, "grow", folder, tmp_path / "b", "--method", "stack", "--layers", 8)
     assert not [name for name in stored(tmp_path / "b") if name[0] == "_" or "_mod" in name]
 
@@ -160,10 +153,10 @@ def test_layers_for_further_tokens_are_left_out(tmp_path, capsys):
     more = {n.replace("layers.3", "layers.4"): x for n, x in found.items() if "layers.3." in n}
     store(folder, found | more)
     change(folder, num_nextn_predict_layers=1)
-    same(folder, params)
+    assert_params(folder, params)
     change(folder, num_nextn_predict_layers=None)
     store(folder, found | {"mtp.fc.weight": np.zeros((2, 2), np.float32)})
-    same(folder, params)
+    assert_params(folder, params)
     (note,) = called(capsys, "inspect", folder)["notes"]
     assert note == "the tensors that predict further tokens are not read: mtp.fc.weight"
 
@@ -198,10 +191,22 @@ def test_quantised_tensors_are_named(tmp_path, change_tensors, capsys):
     called(capsys, "inspect", folder)
 
 
-def test_a_quantisation_in_the_config_is_named_before_anything_else(tmp_path, capsys):
-    folder = published(tmp_path / "a", "LlamaForCausalLM")
+QUANTISED = {"quantization_config": {"quant_method": "fp8"}}
+
+
+@pytest.mark.parametrize("where", cases(["alone", "top", "text"], ["alone"]))
+def test_a_quantisation_in_the_config_is_named_before_anything_else(tmp_path, where, capsys):
+    """In the config of a model, or of a model for images and texts, or of its text model."""
+    folder = published(tmp_path / "a", "Gemma3ForCausalLM")
     (folder / "model.safetensors").unlink()
-    change(folder, quantization_config={"quant_method": "fp8"})
+    text = content(folder)
+    both = {"architectures": ["Gemma3ForConditionalGeneration"]}
+    changes = {
+        "alone": QUANTISED,
+        "top": both | {"text_config": text} | QUANTISED,
+        "text": both | {"text_config": text | QUANTISED},
+    }
+    change(folder, **changes[where])
     error = refused(capsys, "inspect", folder)
     assert "the model is quantised (config.json has quantization_config)" in error
 
@@ -240,6 +245,10 @@ def test_the_index_still_leads_to_no_other_folder(tmp_path, capsys):
         *(("LlamaForCausalLM", key) for key in ("vocab_size", "hidden_size", "intermediate_size")),
         ("GPT2LMHeadModel", "vocab_size"),
         ("BertForMaskedLM", "max_position_embeddings"),
+        pytest.param("MixtralForCausalLM", "vocab_size", marks=pytest.mark.extra),
+        pytest.param("MixtralForCausalLM", "num_local_experts", marks=pytest.mark.extra),
+        pytest.param("Qwen3MoeForCausalLM", "num_experts", marks=pytest.mark.extra),
+        pytest.param("Qwen3MoeForCausalLM", "moe_intermediate_size", marks=pytest.mark.extra),
     ],
 )
 @pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.extra)])

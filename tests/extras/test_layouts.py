@@ -4,12 +4,24 @@ The references are `grow` and `grow_optimizer` in memory. `test_third_party` use
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import optax
 import pytest
-import tensorstore as ts
+from foreign_runs import (
+    D,
+    E,
+    H,
+    K,
+    L,
+    M,
+    V,
+    drawn,
+    easydel_run,
+    levanter_params,
+    levanter_step,
+    titan_shapes,
+)
 
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.checkpoints import CheckpointError
@@ -18,13 +30,8 @@ from jaxgrow.extras.integrations import command, orbax_run
 from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, FormatRow, solve_sizes
 from jaxgrow.extras.integrations.trees import open_tree
 
-E, L, H, K, D, M, V = 8, 2, 4, 2, 3, 10, 7
 TX = optax.adamw(1e-3)
 WIDE = ("--embed", "16", "--heads", "8", "--kv-heads", "4", "--mlp", "20")
-
-
-def drawn(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
 @pytest.mark.parametrize(("layout", "shape"), [
@@ -67,40 +74,6 @@ def test_sizes_follow_from_flattened_axes_or_are_asked_for():
 # --- levanter: an OCDBT database without Orbax's metadata ---
 
 
-def levanter_params() -> dict[str, np.ndarray]:
-    below = "transformer/layers/stacked/"
-    return {
-        "embeddings/token_embeddings/weight": drawn(V, E),
-        "lm_head/weight": drawn(V, E),
-        "transformer/norm/weight": drawn(E),
-        f"{below}input_layernorm/weight": drawn(L, E),
-        f"{below}self_attn/q_proj/weight": drawn(L, K, H // K, D, E),
-        f"{below}self_attn/k_proj/weight": drawn(L, K, D, E),
-        f"{below}self_attn/v_proj/weight": drawn(L, K, D, E),
-        f"{below}self_attn/o_proj/weight": drawn(L, E, H, D),
-        f"{below}mlp/up_proj/weight": drawn(L, M, E),
-        f"{below}mlp/down_proj/weight": drawn(L, E, M),
-    }
-
-
-def database(folder: Path) -> dict:
-    return {"driver": "ocdbt", "base": f"file://{folder.resolve()}/"}
-
-
-def levanter(folder: Path, arrays: dict[str, np.ndarray]) -> Path:
-    folder.mkdir(parents=True)
-    for path, x in arrays.items():
-        spec = {"driver": "zarr3", "kvstore": {**database(folder), "path": f"{path}/"}}
-        ts.open(spec, create=True, shape=x.shape, dtype=x.dtype).result().write(x).result()
-    entries = [
-        {"path": p, "shape": x.shape, "dtype": x.dtype.name, "chunk_shape": x.shape}
-        for p, x in arrays.items()
-    ]
-    (folder / "manifest.json").write_text(json.dumps({"format_version": 1, "arrays": entries}))
-    (folder / "metadata.json").write_text(json.dumps({"step": 3}))
-    return folder
-
-
 def test_a_levanter_checkpoint_grows_as_in_memory(tmp_path):
     params = levanter_params()
     _, state = TX.update(params, TX.init(params), params)
@@ -108,7 +81,7 @@ def test_a_levanter_checkpoint_grows_as_in_memory(tmp_path):
     for kind in ("mu", "nu"):
         moments = getattr(state[0], kind)
         arrays |= {f"opt_state/0/{kind}/{p}": np.asarray(x) for p, x in moments.items()}
-    levanter(tmp_path / "a" / "step-3", arrays)
+    levanter_step(tmp_path / "a" / "step-3", arrays)
     given = ("--method", "hypercloning", *WIDE, "--optimizer", "exact")
     assert main(["grow", str(tmp_path / "a"), str(tmp_path / "b"), *given]) == 0
     run, grown = (command.open_run(tmp_path / name, None, None) for name in "ab")
@@ -136,31 +109,8 @@ def test_a_levanter_checkpoint_grows_as_in_memory(tmp_path):
 # --- EasyDeL: zarr folders, an index, and pickled trees ---
 
 
-def easydel(folder: Path) -> Path:
-    params = {
-        "model/embed_tokens/embedding": drawn(V, E),
-        "model/norm/kernel": drawn(E),
-        "lm_head/kernel": drawn(E, V),
-    }
-    for i in range(L):
-        params[f"model/layers/{i}/self_attn/q_proj/kernel"] = drawn(E, H * D)
-        params[f"model/layers/{i}/self_attn/k_proj/kernel"] = drawn(E, K * D)
-        params[f"model/layers/{i}/self_attn/o_proj/kernel"] = drawn(H * D, E)
-        params[f"model/layers/{i}/mlp/up_proj/kernel"] = drawn(E, M)
-    arrays = {f"model/{path}": x for path, x in params.items()}
-    arrays |= {f"tx/0/mu/{path}/value": x for path, x in params.items()}
-    for path, x in arrays.items():
-        store = {"driver": "file", "path": f"{folder}/{path}/"}
-        spec = {"driver": "zarr", "kvstore": store}
-        ts.open(spec, create=True, shape=x.shape, dtype=x.dtype).result().write(x).result()
-    entries = [{"path": p, "shape": x.shape, "dtype": x.dtype.name} for p, x in arrays.items()]
-    (folder / "tensorstore_index.json").write_text(json.dumps({"prefixes": {"all": entries}}))
-    (folder / "config.json").write_text(json.dumps({"head_dim": D}))
-    return folder
-
-
 def test_an_easydel_checkpoint_grows_in_width(tmp_path, capsys):
-    folder, given = easydel(tmp_path / "a"), ("--head-dim", str(D), "--method")
+    folder, given = easydel_run(tmp_path / "a"), ("--head-dim", str(D), "--method")
     wide = (str(folder), str(tmp_path / "b"), *given, "hypercloning", *WIDE)
     assert main(["grow", *wide, "--optimizer", "copy"]) == 0
     run, grown = (command.open_run(tmp_path / name, "easydel", None, D) for name in "ab")
@@ -230,7 +180,7 @@ def test_moments_of_unknown_shape_are_refused(tmp_path):
     """The factored second moments of Adafactor would otherwise keep their old shapes."""
     arrays = {f"model/{p}": x for p, x in levanter_params().items()}
     arrays["opt_state/0/v/lm_head/weight"] = drawn(E)
-    folder = levanter(tmp_path / "a", arrays)
+    folder = levanter_step(tmp_path / "a", arrays)
     run = command.open_run(folder, None, None)
     growth = operators.hypercloning(run.sizes(), {"mlp": 20})
     with pytest.raises(CheckpointError, match="opt_state/0/v/lm_head/weight"):
@@ -240,29 +190,6 @@ def test_moments_of_unknown_shape_are_refused(tmp_path):
 # --- torchtitan: torch.distributed.checkpoint ---
 
 
-def titan_names(fused: bool) -> dict[str, tuple[int, ...]]:
-    qkv = "attention/qkv_linear/" if fused else "attention/"
-    layer = {
-        f"{qkv}wq/weight": (H * D, E),
-        f"{qkv}wk/weight": (K * D, E),
-        f"{qkv}wv/weight": (K * D, E),
-        "attention/wo/weight": (E, H * D),
-        "feed_forward/w1/weight": (M, E),
-        "feed_forward/w2/weight": (E, M),
-        "feed_forward/w3/weight": (M, E),
-        "attention_norm/weight": (E,),
-        "ffn_norm/weight": (E,),
-    }
-    layers = {f"layers/{i}/{path}": shape for i in range(L) for path, shape in layer.items()}
-    head = "lm_head" if fused else "output"
-    return {
-        "tok_embeddings/weight": (V, E),
-        "norm/weight": (E,),
-        f"{head}/weight": (V, E),
-        **layers,
-    }
-
-
 @pytest.mark.interop
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:.*_rebuild")
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
@@ -270,7 +197,7 @@ def test_a_torchtitan_checkpoint_grows_with_its_optimizer(tmp_path, fused):
     """Names of torchtitan 0.2 (separate) and 0.3 (one optimizer state of the fused kernel)."""
     torch = pytest.importorskip("torch")
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
-    names = titan_names(fused)
+    names = titan_shapes(fused)
     content: dict = {
         path.replace("/", "."): torch.from_numpy(drawn(*s)) for path, s in names.items()
     }

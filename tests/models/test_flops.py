@@ -1,5 +1,6 @@
 """The cost formula agrees with hand calculations, counted matrix products and XLA's own count."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,6 +12,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
+from jaxgrow.extras.models.cait import CaiTConfig
+from jaxgrow.extras.models.deberta import DeBERTaConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 
@@ -35,6 +39,19 @@ def test_by_hand():
 GROUPED = SIZES | {"heads": 6, "kv_heads": 2}
 IMAGES = dict(image=10, patch=5, classes=11, layers=3, embed=6, heads=3, head_dim=7, mlp=9)
 DINO = dict(layer_scale=0.5, gated=True, mean_head=True)
+CAIT = CaiTConfig(**IMAGES, class_layers=4)
+SHAPE = SIZES | {"kv_heads": 3}
+# Forms of layers that are extras. ModernBERT is wider because the error function of GELU, which is
+# omitted, takes many operations.
+FORMS = {
+    "experts": LlamaConfig(**SHAPE, experts=5, active=2),
+    "experts with a capacity": LlamaConfig(**SHAPE, experts=5, active=2, capacity=1.25),
+    "sublayers in parallel, biases, no gate": LlamaConfig(**SHAPE, layer_norm=True, parallel=True, gated=False, bias=True,
+        qkv_bias=True, rotary=0.5),
+    "four norms, norms of queries and keys, a window, caps": LlamaConfig(**SHAPE, norms="both", query_norm="head", kinds="s",
+        window=9, score_cap=5.0, logit_cap=5.0),
+    "ModernBERT": ModernBERTConfig(**SHAPE | {"embed": 192, "head_dim": 64, "mlp": 480}, kinds="s", window=9),
+}  # fmt: skip
 # A config, the number of frozen layers, and the dropped tokens. Three blocks of queries have 300
 # positions.
 COUNTED = {
@@ -49,6 +66,11 @@ COUNTED = {
     "vit": (ViTConfig(**IMAGES),),
     "vit, frozen": (ViTConfig(**IMAGES, distillation="head"), 1),
     "dinov2, frozen": (ViTConfig(**IMAGES, **DINO), 3),
+    "cait": (CAIT,),
+    "cait, one frozen": (CAIT, 1),
+    "cait, three frozen": (CAIT, 3),
+    "cait, dropped patches": (CAIT, 0, TokenDrop(0.3)),
+    **{name: (replace(config, layers=2),) for name, config in FORMS.items()},
 }  # fmt: skip
 SHOWN = ("gpt2", "gpt2, dropped tokens", "llama, frozen", "bert", "vit")
 # What differs little from the rows above.
@@ -70,6 +92,15 @@ def test_every_matrix_product_is_counted(name):
     assert_counted(*(COUNTED | COUNTED_SLOWLY)[name])
 
 
+@pytest.mark.extra
+@pytest.mark.parametrize("c2p", [True, False])
+def test_every_matrix_product_of_deberta_is_counted(c2p):
+    c = DeBERTaConfig(**SIZES, layers=2, distances=8, farthest=64, masked=0.25, c2p=c2p)
+    # The keys and queries of relative positions are computed once for the batch.
+    once = (c2p + c.p2c) * c.layers * 2 * c.distances * c.embed * c.heads * c.head_dim
+    assert_counted(c, once=once)
+
+
 def test_a_long_sequence_costs_about_half_of_its_square():
     config = GPT2Config(layers=1, **SIZES | {"context": 4096})
     whole = flops.forward_flops(config, 1, length=64)
@@ -77,13 +108,18 @@ def test_a_long_sequence_costs_about_half_of_its_square():
     assert flops.forward_flops(config, 1) == whole + scores * ((4096 + 128) / 2 - 64)
 
 
-def test_xla_counts_little_more():
+@pytest.mark.parametrize("name", cases(["gpt2", *FORMS], ["gpt2"], FORMS))
+def test_xla_counts_little_more(name):
     """Use one layer, because XLA counts the body of a loop once, for any number of iterations."""
-    config = GPT2Config(layers=1, **SIZES)
+    config = replace(FORMS.get(name, COUNTED["gpt2, tied"][0]), layers=1)
     (forward, step, _), arguments = programs(config)
-    for program, formula in ((forward, flops.forward_flops), (step, flops.train_flops)):
+    positions = 2 * 64
+    formulas = {forward: flops.forward_flops(config, positions, at_once=positions)}
+    if name not in FORMS:  # for experts, XLA counts one round of their blocks
+        formulas[step] = flops.train_flops(config, positions)
+    for program, formula in formulas.items():
         counted = jax.jit(program).lower(*arguments).compile().cost_analysis()["flops"]
-        assert 1 <= counted / formula(config, 2 * 64) < 1 + LEFT_OUT
+        assert 1 <= counted / formula < 1 + LEFT_OUT
 
 
 # --- counting any program ---

@@ -13,9 +13,13 @@ import pytest
 import tiny
 from cases import cases
 from hypothesis import strategies
-from packing import LENGTHS, SIZES, TOLERANCE, assert_law, documents, packed
+from jax.sharding import AxisType
+from packing import LENGTHS, SIZES, TOLERANCE, assert_law, documents, of_row, packed
 
 from jaxgrow import grow
+from jaxgrow.extras.models.deberta import DeBERTaConfig
+from jaxgrow.extras.models.modernbert import ModernBERTConfig
+from jaxgrow.extras.peft import lora
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig
 from jaxgrow.models.stack import KeptTokens
@@ -39,10 +43,14 @@ FAMILIES: dict[str, Config] = {
     "bert": BERTConfig(**SIZES),
     "roberta": BERTConfig(**SIZES | {"context": 14}, types=1, first_position=2),
     "pre-bert": BERTConfig(**SIZES, norm="pre"),
+    "modernbert": ModernBERTConfig(**SIZES, kv_heads=4, kinds="fss", window=3),
+    "deberta": DeBERTaConfig(**SIZES, distances=8, farthest=12),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", cases(FAMILIES.keys(), ["gpt2"], ["gemma"]))
+@pytest.mark.parametrize(
+    "name", cases(FAMILIES.keys(), ["gpt2"], ["gemma", "modernbert", "deberta"])
+)
 def test_a_packed_row_is_the_sum_of_its_documents(name):
     assert_law(FAMILIES[name])
 
@@ -85,6 +93,26 @@ EXECUTIONS = {
 def test_every_execution_obeys_the_law(name):
     config, options = EXECUTIONS[name]
     assert_law(config, **options)
+
+
+@pytest.mark.extra
+def test_a_lora_obeys_the_law():
+    params = tiny.params(LLAMA, dtype="float32")
+    how = lora.LoRA(rank=2)
+    adapter = lora.init_lora(how, LLAMA.axes(), LLAMA.sizes(), jax.random.key(0))
+    adapter = jax.tree.map(lambda x: x + 0.1, adapter)
+    assert_law(LLAMA, params=lora.attach_lora(params, adapter, how))
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+def test_a_packed_row_with_a_sharded_context(name):
+    params = tiny.params(FAMILIES[name], dtype="float32")
+    run = jax.value_and_grad(partial(of_row, FAMILIES[name], documents()))
+    alone = jax.jit(run)(params)
+    with jax.set_mesh(jax.make_mesh((4,), ("context",), (AxisType.Auto,))):
+        found = jax.jit(run)(params)
+    chex.assert_trees_all_close(found, alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.extra

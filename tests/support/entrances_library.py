@@ -12,11 +12,24 @@ from typing import Any
 
 import jax
 import numpy as np
-import tensorstore as ts
 import tiny
 from checkpoints import CONFIG, saved
 from entrances import ATTACKS as ALL
 from entrances import Row, Subject, attacked, ours
+from foreign_runs import (
+    D,
+    E,
+    H,
+    K,
+    L,
+    M,
+    V,
+    drawn,
+    easydel_run,
+    levanter_params,
+    levanter_step,
+    titan_shapes,
+)
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import checkpoints
@@ -265,7 +278,6 @@ def change_tokens(word: str, *options: str) -> Callable[[Path], None]:
 
 # --- checkpoints of other trainers ---
 
-E, H, K, D, M, V, L = 8, 4, 2, 3, 10, 7, 2
 _TRAINER = ("--method", "hypercloning", "--embed", "16", "--heads", "8", "--kv-heads", "4")
 _TRAINER += ("--mlp", "20", "--head-dim", str(D))
 
@@ -275,33 +287,11 @@ def grow_trainer(folder: Path) -> None:
     command("grow", folder / "run", folder.parent / "out", *_TRAINER, "--optimizer", "copy")
 
 
-def drawn(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
-
-
 def easydel(name: str) -> Callable[[Path], Path]:
-    """Make a checkpoint of EasyDeL: a zarr folder for each array, and an index."""
+    """Make a checkpoint of EasyDeL, and a file beside it."""
 
     def make(folder: Path) -> Path:
-        params = {
-            "model/embed_tokens/embedding": drawn(V, E),
-            "model/norm/kernel": drawn(E),
-            "lm_head/kernel": drawn(E, V),
-        }
-        for i in range(L):
-            params[f"model/layers/{i}/self_attn/q_proj/kernel"] = drawn(E, H * D)
-            params[f"model/layers/{i}/self_attn/k_proj/kernel"] = drawn(E, K * D)
-            params[f"model/layers/{i}/self_attn/o_proj/kernel"] = drawn(H * D, E)
-            params[f"model/layers/{i}/mlp/up_proj/kernel"] = drawn(E, M)
-        arrays = {f"model/{path}": x for path, x in params.items()}
-        arrays |= {f"tx/0/mu/{path}/value": x for path, x in params.items()}
-        run = folder / "run"
-        for path, x in arrays.items():
-            spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{run}/{path}/"}}
-            ts.open(spec, create=True, shape=x.shape, dtype=x.dtype).result().write(x).result()
-        entries = [{"path": p, "shape": x.shape, "dtype": x.dtype.name} for p, x in arrays.items()]
-        (run / "tensorstore_index.json").write_text(json.dumps({"prefixes": {"all": entries}}))
-        (run / "config.json").write_text(json.dumps({"head_dim": D}))
+        run = easydel_run(folder / "run")
         (run / "beside").mkdir()
         (run / "beside" / "notes.txt").write_text("notes")
         return run / name
@@ -314,35 +304,11 @@ def _first_entry(content: Any, value: str) -> None:
 
 
 def levanter(name: str) -> Callable[[Path], Path]:
-    """Make a checkpoint of levanter: one database of all arrays."""
+    """Make a checkpoint of levanter."""
 
     def make(folder: Path) -> Path:
-        below = "transformer/layers/stacked/"
-        params = {
-            "embeddings/token_embeddings/weight": drawn(V, E),
-            "lm_head/weight": drawn(V, E),
-            "transformer/norm/weight": drawn(E),
-            f"{below}input_layernorm/weight": drawn(L, E),
-            f"{below}self_attn/q_proj/weight": drawn(L, K, H // K, D, E),
-            f"{below}self_attn/k_proj/weight": drawn(L, K, D, E),
-            f"{below}self_attn/v_proj/weight": drawn(L, K, D, E),
-            f"{below}self_attn/o_proj/weight": drawn(L, E, H, D),
-            f"{below}mlp/up_proj/weight": drawn(L, M, E),
-            f"{below}mlp/down_proj/weight": drawn(L, E, M),
-        }
-        step = folder / "run" / "step-3"
-        step.mkdir(parents=True)
-        base = {"driver": "ocdbt", "base": f"file://{step.resolve()}/"}
-        arrays = {f"model/{path}": x for path, x in params.items()}
-        for path, x in arrays.items():
-            spec = {"driver": "zarr3", "kvstore": {**base, "path": f"{path}/"}}
-            ts.open(spec, create=True, shape=x.shape, dtype=x.dtype).result().write(x).result()
-        entries = [
-            {"path": p, "shape": x.shape, "dtype": x.dtype.name, "chunk_shape": x.shape}
-            for p, x in arrays.items()
-        ]
-        (step / "manifest.json").write_text(json.dumps({"format_version": 1, "arrays": entries}))
-        (step / "metadata.json").write_text(json.dumps({"step": 3}))
+        arrays = {f"model/{path}": x for path, x in levanter_params().items()}
+        step = levanter_step(folder / "run" / "step-3", arrays)
         # Each array was written by one transaction, so only the newest nodes are read.
         return max(step.glob(name), key=lambda p: p.stat().st_mtime_ns)
 
@@ -421,25 +387,10 @@ def titan(name: str) -> Callable[[Path], Path]:
         import torch
         from torch.distributed import checkpoint
 
-        shapes: dict[str, tuple[int, ...]] = {
-            "tok_embeddings.weight": (V, E),
-            "norm.weight": (E,),
-            "output.weight": (V, E),
+        content: dict[str, Any] = {
+            path.replace("/", "."): torch.from_numpy(drawn(*shape))
+            for path, shape in titan_shapes().items()
         }
-        for i in range(L):
-            below = f"layers.{i}."
-            shapes |= {
-                f"{below}attention_norm.weight": (E,),
-                f"{below}ffn_norm.weight": (E,),
-                f"{below}attention.wq.weight": (H * D, E),
-                f"{below}attention.wk.weight": (K * D, E),
-                f"{below}attention.wv.weight": (K * D, E),
-                f"{below}attention.wo.weight": (E, H * D),
-                f"{below}feed_forward.w1.weight": (M, E),
-                f"{below}feed_forward.w2.weight": (E, M),
-                f"{below}feed_forward.w3.weight": (M, E),
-            }
-        content: dict[str, Any] = {n: torch.from_numpy(drawn(*s)) for n, s in shapes.items()}
         content |= {"train_state.step": 3}
         step = folder / "run" / "step-3"
         checkpoint.save(content, checkpoint_id=step, no_dist=True)

@@ -11,6 +11,7 @@ import tiny
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.checkpoints.hf import storage
+from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.cli import program
 
 SIZES: dict[str, Any] = {
@@ -107,6 +108,13 @@ def store(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     from safetensors.numpy import save_file
 
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def assert_params(folder: Path, params: Any) -> None:
+    """Check that a folder has these parameters."""
+    found = leaves_by_path(checkpoints.open_checkpoint(folder).params())
+    for path, x in leaves_by_path(params).items():
+        np.testing.assert_array_equal(found[path], x, err_msg=path)
 
 
 def called(capsys, *words: Any) -> Any:
