@@ -110,16 +110,9 @@ def checked_path(folder: Path, name: str, *, deep: bool = False, new: bool = Fal
             raise UntrustedError(f"{path} is missing")
         if len(parts) == 1 and not stat.S_ISLNK(mode or 0):
             return _proved(home / name, path)  # resolving all folders again would take too long
-        real = path.resolve(strict=not new)
+        return _proved(_inside(path, home, strict=not new), path)
     except UnicodeError as error:
         raise UntrustedError(f"{folder}: {name!r} is not the name of a file") from error
-    except (OSError, RuntimeError) as error:
-        raise UntrustedError(f"{path} is a link without a target, or a circle of links") from error
-    if not _lies_in(real, home):
-        raise UntrustedError(
-            f"{path} is a link to {real}, outside the folder. Replace the link by the file"
-        )
-    return _proved(real, path)
 
 
 def chosen_file(path: CheckedPath | Path) -> CheckedPath:
@@ -177,16 +170,22 @@ def checked_tree(folder: Path, home: Path) -> int:
 def _check_link(path: Path, root: Path) -> None:
     if not os.path.lexists(path):
         raise UntrustedError(f"{path} is missing")
+    real = _inside(path, root)
+    if not real.is_file() and not real.is_dir():
+        raise UntrustedError(f"{path} is not a regular file")
+
+
+def _inside(path: Path, home: Path, strict: bool = True) -> Path:
+    """Follow the links of a path that stays in ``home``; ``strict``: the path exists."""
     try:
-        real = path.resolve(strict=True)
+        real = path.resolve(strict=strict)
     except (OSError, RuntimeError) as error:
         raise UntrustedError(f"{path} is a link without a target, or a circle of links") from error
-    if not _lies_in(real, root):
+    if not lies_inside(real, home):
         raise UntrustedError(
             f"{path} is a link to {real}, outside the folder. Replace the link by the file"
         )
-    if not real.is_file() and not real.is_dir():
-        raise UntrustedError(f"{path} is not a regular file")
+    return real
 
 
 def _mode_of(path: Path) -> int | None:
@@ -197,7 +196,7 @@ def _mode_of(path: Path) -> int | None:
         return None
 
 
-def _lies_in(real: Path, home: Path) -> bool:
+def lies_inside(real: Path, home: Path) -> bool:
     """Whether a path is in a folder, or in the blob store of its cache of Hugging Face."""
     if real.is_relative_to(home):
         return True
@@ -209,39 +208,6 @@ def _proved(real: Path, shown: Path) -> CheckedPath:
     object.__setattr__(found, "_path", real)
     object.__setattr__(found, "_shown", shown)
     return found
-
-
-def copy_tree(source: Path, target: Path, home: Path) -> list[str]:
-    """Copy a file, or a folder with everything in it, without the links that lead out of ``home``.
-
-    A link to a file in ``home`` becomes a file. A link to a folder is not copied, because it could
-    contain itself. Nothing in the target is more open than its source.
-
-    Args:
-      source: the file or folder, which is inside ``home``.
-      target: the new path, which does not exist.
-      home: the folder that the user named.
-
-    Returns:
-      The paths below ``home`` that were not copied: such links, devices and FIFOs.
-    """
-    return list(_copy_inside(source, target, home.resolve()))
-
-
-def _copy_inside(source: Path, target: Path, root: Path) -> Iterator[str]:
-    mode = source.lstat().st_mode
-    if stat.S_ISDIR(mode):
-        target.mkdir()
-        for inner in sorted(source.iterdir()):
-            yield from _copy_inside(inner, target / inner.name, root)
-        narrow_permissions(target, mode)
-        return
-    # Unlike `resolve`, this raises no error for a circle of links.
-    real = Path(os.path.realpath(source))
-    if real.is_file() and _lies_in(real, root):
-        copy_file(_proved(real, source), target)
-    else:
-        yield str(source)
 
 
 def copy_file(source: CheckedPath, target: Path) -> None:

@@ -14,7 +14,6 @@ from jaxgrow.cli.methods import FORMATS, METHODS, OPTIMIZER_POLICIES
 from jaxgrow.cli.options import (
     Commands,
     UsageParser,
-    add_json,
     add_lora,
     add_sizes,
     axis_option,
@@ -97,7 +96,6 @@ _GROW = (
     ),
     ("--optimizer-state", Path, "PATH", OPTIMIZER_STATE),
 )
-_FILES = "jaxgrow.cli.file_commands"
 _V_CYCLE = "jaxgrow.cli.v_cycle_commands"
 # The options for the groups of each axis, with their help.
 _GROUPS = {
@@ -125,13 +123,10 @@ def jaxgrow_parser(words: Sequence[str] | None = None) -> UsageParser:
     found = UsageParser(prog="jaxgrow", description=_TITLE, epilog=_TRAINING)
     found.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = Commands(found)
-    _add_inspect(commands)
     _add_grow(commands)
     _add_v_cycle(commands)
     about = "write a model in another format or dtype, or with another shard size"
-    commands.add("convert", about, f"{_FILES}.run_convert", "SRC", writes=True)
-    about = "list the supported architectures of transformers"
-    add_json(commands.add("architectures", about, f"{_FILES}.run_architectures"))
+    commands.add("convert", about, "jaxgrow.cli.convert_command.run_convert", "SRC", writes=True)
     found.set_defaults(commands=commands.by_name)
     for name in COMMANDS:
         if words is None or name in words:
@@ -139,13 +134,6 @@ def jaxgrow_parser(words: Sequence[str] | None = None) -> UsageParser:
         else:
             commands.name(name, COMMANDS.describe(name))
     return found
-
-
-def _add_inspect(commands: Commands) -> None:
-    about = "show the config of a model and the shape, axes, dtype and location of each parameter"
-    p = commands.add("inspect", about, f"{_FILES}.run_inspect", "PATH")
-    add_json(p)
-    _add_trainer_format(p)
 
 
 def _add_v_cycle(commands: Commands) -> None:
@@ -175,11 +163,11 @@ def _add_grow(commands: Commands) -> None:
     for option, kind, metavar, about in _GROW:
         p.add_argument(option, type=kind, metavar=metavar, help=about)
     p.add_argument("--optimizer", choices=["drop", *OPTIMIZER_POLICIES], help=OPTIMIZER)
-    _add_trainer_format(p)
+    add_trainer_format(p)
     add_lora(p)
 
 
-def _add_trainer_format(p: argparse.ArgumentParser) -> None:
+def add_trainer_format(p: argparse.ArgumentParser) -> None:
     """Add the options for checkpoints of other trainers."""
     about = "the trainer that wrote the checkpoint (default: detected from its paths)"
     p.add_argument("--format", choices=FORMATS, help=about)
@@ -187,6 +175,15 @@ def _add_trainer_format(p: argparse.ArgumentParser) -> None:
     p.add_argument("--names", type=Path, metavar="FILE", help=about)
     about = "the size of a head, for checkpoints of other trainers that do not store it"
     p.add_argument("--head-dim", type=int, metavar="N", help=about)
+
+
+class _ChosenLayers(argparse.Action):
+    """A list of layers, which stands for the method passthrough."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values, option=None
+    ) -> None:
+        namespace.layers_from, namespace.method = values, "passthrough"
 
 
 def add_method(
@@ -206,7 +203,9 @@ def add_method(
     about = "the growth method; the table below describes the methods"
     one = p.add_mutually_exclusive_group(required=True)
     one.add_argument("--method", choices=sorted(methods), help=about)
-    one.add_argument("--layers-from", type=layers, metavar="LIST", help=_LAYERS_FROM)
+    one.add_argument(
+        "--layers-from", action=_ChosenLayers, type=layers, metavar="LIST", help=_LAYERS_FROM
+    )
     for option, kind, metavar, about in more:
         one.add_argument(option, type=kind, metavar=metavar, help=about)
     for option, kind, metavar, about in _DEPTH:

@@ -5,20 +5,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from jaxgrow import operators
 from jaxgrow.axes import axis_kind
-from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint, write
-from jaxgrow.checkpoints.changed import Reconfigured
+from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.methods import OPTIMIZER_POLICIES
 from jaxgrow.cli.new_sizes import given_sizes, target_sizes
 from jaxgrow.cli.other_formats import format_of
-from jaxgrow.cli.writing import full_record, output_of, report_written, transform_model
+from jaxgrow.cli.writing import transform_model
 from jaxgrow.growth.maps import Growth
 from jaxgrow.models.stack import Loop
-from jaxgrow.operators.tying import EMBEDDING, HEAD, RETIED, untie_head
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 
@@ -30,13 +26,10 @@ def run_grow(a: argparse.Namespace) -> None:
     """Run ``jaxgrow grow``."""
     if a.vocab is not None or a.like_tokens is not None:
         return GROWING["vocab"](a)
-    a.method = a.method or "passthrough"  # with --layers-from
     if any(folder for folder, _ in a.layers_from or ()):
         return GROWING["several models"](a)
     if a.method in GROWING:
         return GROWING[a.method](a)
-    if a.method in RETIED:
-        return _retie(a)
     experts = " and ".join(operators.EXPERTS)
     why = f"only the methods {experts} create experts, and {a.method} does not"
     refuse_options(a, why, "experts", "active")
@@ -124,32 +117,3 @@ def growth_by_method(
             raise CheckpointError(f"axis {axis!r}: {a.method} grows {own}{ways}")
     with errors_with_options():
         return operator(sizes, target, **taken), taken
-
-
-def _retie(a: argparse.Namespace) -> None:
-    """Give a model a head of its own, or tie its head to the embedding."""
-    why = f"{a.method} changes only the head of a model on disk"
-    policy = () if a.optimizer == "drop" else ("optimizer", "optimizer_state")
-    others = ("experts", "active", "lora", "lora_only", "noise", "seed", "blend", "loop")
-    refuse_options(a, why, *policy, *others, "format", "names", "head_dim")
-    source = open_checkpoint(a.src)
-    with errors_with_options():
-        operators.OPERATORS[a.method](source.sizes(), given_sizes(a))
-    tie = a.method == "tie"
-    if source.config.predicts != "tokens" or source.config.tied == tie:
-        raise CheckpointError(
-            f"{a.method} needs a model that predicts tokens, with a head that is {'not ' * tie}tied to its "
-            f"embedding, but {a.src} has none"
-        )
-    old = {path: source.read(path) for path in (EMBEDDING, HEAD) if path in source.leaves}
-    new = RETIED[a.method](old)
-    changes = {
-        path: float(np.linalg.norm(untie_head(new)[path] - x) / np.linalg.norm(x))
-        for path, x in old.items()
-    }
-    made = Reconfigured(source, {path: lambda x=x: x for path, x in new.items()}, tied=tie)
-    record = full_record(a, {"method": a.method})
-    with errors_with_options():
-        written = write(made, output_of(a), record)
-    notes = [f"{path} changed by {x:.1%} of its norm" for path, x in changes.items() if tie]
-    report_written(a, written, record, notes, keeps=not tie)

@@ -64,6 +64,9 @@ EXTRAS: dict[str, dict[str, str]] = {
     "run checkpoint": {"run": "jaxgrow.extras.run_checkpoint"},
     "checkpoint format": {"other trainers": "jaxgrow.extras.integrations.command"},
     "command": {
+        "inspect": f"{_COMMANDS}: show the config of a model and the shape, axes, dtype and location of "
+        "each parameter",
+        "architectures": f"{_COMMANDS}: list the supported architectures of transformers",
         "suggest": f"{_COMMANDS}: list the growth methods that fit a model, with the FLOPs that they "
         "saved in our measurements",
         "show": f"{_COMMANDS}: plot the maps from old to new units that grow would apply",
@@ -75,6 +78,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "growing method": {
         "vocab": "jaxgrow.extras.commands.vocabulary",
         "several models": "jaxgrow.extras.commands.passthrough",
+        **dict.fromkeys(("untie", "tie"), "jaxgrow.extras.commands.retie"),
         **dict.fromkeys(
             ("upcycle", "expert_copies", "virtual_groups"), "jaxgrow.extras.commands.grow_experts"
         ),
@@ -86,8 +90,10 @@ EXTRAS: dict[str, dict[str, str]] = {
     "stored experts": {"fused": "jaxgrow.extras.families.fused_experts"},
     "adapter": {"lora": "jaxgrow.extras.hf_peft.alone"},
     "diagnosis": {
+        "other content": "jaxgrow.extras.other_content",
         "quantised": "jaxgrow.extras.families.quantised",
-        **dict.fromkeys(("cause", "empty"), "jaxgrow.extras.families.misfits"),
+        **dict.fromkeys(("misfits", "empty", "other head"), "jaxgrow.extras.families.misfits"),
+        **dict.fromkeys(("unsupported", "not stored"), "jaxgrow.extras.families.unsupported"),
     },
     "stored rotary scaling": dict.fromkeys(
         ("longrope", "yarn"), "jaxgrow.extras.families.rope_scalings"

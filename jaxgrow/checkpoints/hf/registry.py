@@ -18,15 +18,16 @@ FAMILIES: Registry[Family] = Registry("architecture")
 TextPart: TypeAlias = Callable[[Json, Mapping[str, Tensor]], tuple[Json, Mapping[str, Tensor], str]]
 #: Architectures that are read as the text model that they contain.
 TEXT_PARTS: Registry[TextPart] = Registry("text part")
-#: What a folder holds besides a model, or under other names. Each returns the rest, and remarks or
-#: names: "unwrapped" takes tensors, the layouts of leaves, the prefix of the body and the folder;
+#: What a folder holds besides a model, or under other names. Each returns the rest, and remarks for
+#: the user: "unwrapped" takes tensors, the layouts of leaves, the prefix of the body and the folder;
 #: "predicted layers" a ``config.json`` and the key of the number of layers; "predicted tensors"
 #: tensors, the layouts, and the number of layers if further ones are left out.
 NAMING: Registry[Callable[..., tuple[Json, Sequence[str]]]] = Registry("naming")
-#: Why a folder is not read; an empty text if the cause is another one. "quantised" takes the folder,
-#: its ``config.json`` and tensors; "empty" takes tensors; "cause" takes the model, the file
-#: ``config.json``, whether further layers are left out, the tensors that only one of both has, and
-#: messages about those of another shape.
+#: Why a folder is not read or replaced, or a model not stored; an empty text if there is no reason.
+#: "quantised" takes the folder, its ``config.json`` and tensors; "empty" takes tensors; "other head"
+#: takes the model; "misfits" the model whose tensors do not fit, the file ``config.json``, and whether
+#: further layers are left out; "unsupported" a ``config.json``; "not stored" the config of a model,
+#: and the errors of the architectures that have its head; "other content" the folder to replace.
 DIAGNOSES: Registry[Callable[..., str]] = Registry("diagnosis")
 #: The layouts of leaves, from those in an architecture, with the layouts that tensors have for
 #: fused experts; from tensors, the axis names and shapes of leaves, and the size of every axis.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import axis_of, layers_of
-from jaxgrow.checkpoints.hf.base import Family, NotStoredError
+from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.registry import DIAGNOSES, FAMILIES, NAMING, STORED_EXPERTS, TEXT_PARTS
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
@@ -22,9 +22,7 @@ from jaxgrow.checkpoints.io.files import (
     SHARD,
     CheckpointError,
     inside,
-    listed,
     read_json,
-    spelt,
     write_json,
 )
 from jaxgrow.checkpoints.source import Checkpoint, Leaf, Source, check_sizes, initial_layout
@@ -52,7 +50,7 @@ class HuggingFace(Checkpoint):
         _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, {}))
         stored: Mapping[str, safetensors.Tensor] = safetensors.read_tensors(folder)
         self.notes = tuple(safetensors.unread_files(folder))
-        if (text_part := TEXT_PARTS.get(_architecture(hf_config))) is not None:
+        if (text_part := TEXT_PARTS.get(named_architecture(hf_config))) is not None:
             with _in_config(file):
                 hf_config, stored, note = text_part(hf_config, stored)
             self.notes += (note,)
@@ -70,8 +68,9 @@ class HuggingFace(Checkpoint):
                 "Does config.json belong to another model?"
             )
         self.find_names(config, bool(further))
-        self._check_fit(file, bool(further))
-        self._check_tied()
+        if any(self.misfits()):
+            raise CheckpointError(DIAGNOSES["misfits"](self, file, bool(further)))
+        _refuse(folder, DIAGNOSES["other head"](self))
         self.leaves = {path: self._leaf(path) for path in self._layout}
         self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
 
@@ -93,7 +92,7 @@ class HuggingFace(Checkpoint):
         self.notes += tuple(notes)
         head = places.get("head_kernel")
         lost = head.name if config.causal and head is not None else ""
-        if lost and family.current(lost) not in stored and (body := _body_of(family.model_type)):
+        if lost and family.current(lost) not in stored and (body := body_of(family.model_type)):
             self.family, of = body, body.architecture
             self.hf_config = dict(self.hf_config or {}, architectures=[of])
             self.notes += (f"{lost} is missing, so the model is read as a {of}, without a head",)
@@ -125,10 +124,8 @@ class HuggingFace(Checkpoint):
             names = STORED_EXPERTS["fused"](names, self.tensors, self._layout, self._sizes)
         self.names = names
         last = self.config.depth if further else None
-        self.tensors, own = NAMING["predicted tensors"](self.tensors, self.names.values(), last)
-        if own:
-            named = listed(own, most=2)
-            self.notes += (f"the tensors that predict further tokens are not read: {named}",)
+        self.tensors, notes = NAMING["predicted tensors"](self.tensors, self.names.values(), last)
+        self.notes += tuple(notes)
 
     def _leaf(self, path: str) -> Leaf:
         names, shape = self._layout[path]
@@ -213,7 +210,7 @@ class HuggingFace(Checkpoint):
             for name in self._tensor_names(path)
         }
         # Tensors without learned values, and the head of a model with tied embeddings.
-        free = [*self.family.ignored, *(place.name for place in self._untied().values())]
+        free = [*self.family.ignored, *(place.name for place in self.untied_layouts().values())]
         unknown = [
             name
             for name in self.tensors
@@ -227,61 +224,12 @@ class HuggingFace(Checkpoint):
         }
         return [name for name in shapes if name not in self.tensors], unknown, wrong
 
-    def _check_fit(self, file: CheckedPath, further: bool) -> None:
-        """Check that the folder has the tensors of the model.
-
-        Raises:
-          CheckpointError: tensors are missing or unknown, or have another shape. The message names
-            their one cause if it is known.
-        """
-        missing, unknown, wrong = self.misfits()
-        if not (missing or unknown or wrong):
-            return
-        download = ""
-        if absent := safetensors.absent_files(self.folder):
-            download = f" Download {listed(absent)}, which the index names."
-        else:
-            cause = DIAGNOSES["cause"](self, file, further, [*missing, *unknown], wrong)
-            _refuse(self.folder, cause)
-        lines = [
-            [f"missing: {name}" for name in missing],
-            [f"unknown: {name} in {self.tensors[name].file.name}" for name in unknown],
-            [*wrong.values()],
-        ]
-        every = listed(*lines, separator="\n  ", most=3)
-        raise CheckpointError(
-            f"{self.folder}: the tensors do not fit the {self.family.architecture} of config.json.{download} Do both "
-            f"belong to one model, and has it been saved completely?\n  {every}"
-        )
-
-    def _untied(self) -> dict[str, TensorLayout]:
+    def untied_layouts(self) -> dict[str, TensorLayout]:
         """The layouts that a model with tied embeddings would have if it were untied."""
         if not self.config.tied:
             return {}
         untied: Json = {"tied": False}
         return self.family.names(replace(self.config, **untied))
-
-    def _check_tied(self) -> None:
-        """Check that a stored head equals the embedding to which it is tied.
-
-        If it does not, transformers 4 ignores the head, and transformers 5 unties it.
-
-        Raises:
-          CheckpointError: they differ.
-        """
-        same = {"head_kernel": "token_embedding"}
-        for path, place in self._untied().items():
-            mine = self.names[same.get(path, path)]
-            if place.name == mine.name or place.name not in self.tensors:
-                continue
-            head = self.tensor(place, None)
-            tied = self.tensor(mine, None)
-            if not head.equals(tied):
-                raise CheckpointError(
-                    f"{self.folder}: config.json ties {head.name} to {tied.name}, but both are stored, and they differ. Set "
-                    f'"tie_word_embeddings" to false in config.json to keep the head, or remove {head.name} from '
-                    f"{head.file.name}"
-                )
 
 
 def _refuse(folder: Path, why: str) -> None:
@@ -298,23 +246,14 @@ def _in_config(file: CheckedPath) -> Iterator[None]:
         raise CheckpointError(f"{file}: {error}") from error
 
 
-# What to do about architectures of models of images and texts, and about architectures whose files
-# also contain the head of another architecture.
-_WAYS_OUT = {
-    "CLIPModel": "Load its vision tower as CLIPVisionModelWithProjection in transformers, and save it",
-    "SiglipModel": "Load its vision tower as SiglipVisionModel in transformers, and save it",
-    "BertForPreTraining": 'It has another head in addition; write ["BertForMaskedLM"] there to read the model without it',
-}
-
-
-def _architecture(hf_config: Json) -> str:
+def named_architecture(hf_config: Json) -> str:
     """The one architecture that a ``config.json`` names; "": none."""
     named = hf_config.get("architectures")
     one = named[0] if isinstance(named, list) and len(named) == 1 else ""
     return one if isinstance(one, str) else ""
 
 
-def _body_of(model_type: object) -> Family | None:
+def body_of(model_type: object) -> Family | None:
     """The architecture of a model without its head; None: there is none."""
     alike = (family for family in FAMILIES.values() if family.model_type == model_type)
     return next((family for family in alike if family.fixed.get("head") == "states"), None)
@@ -330,24 +269,11 @@ def family_of(hf_config: Json, file: CheckedPath | Path) -> Family:
     Raises:
       CheckpointError: the architecture is not supported.
     """
-    architecture = _architecture(hf_config)
-    if architecture in FAMILIES:
-        family = FAMILIES[architecture]
-        return family.variant(hf_config) or family
-    kind = hf_config.get("model_type")
-    alike = [name for name, family in FAMILIES.items() if family.model_type == kind]
-    usual = "Write a supported class there"
-    if alike:
-        usual = f"Write its class there, one of {', '.join(alike)}"
-    # Another supported head would have random weights.
-    if alike and (body := _body_of(kind)):
-        usual += (
-            f"; load a model with another head as {body.architecture} in transformers, and save it"
-        )
-    raise CheckpointError(
-        f"{file}: architectures is {spelt(hf_config.get('architectures'))}, which is not supported. "
-        f"{_WAYS_OUT.get(architecture, usual)}. `jaxgrow architectures` lists the supported ones"
-    )
+    architecture = named_architecture(hf_config)
+    if architecture not in FAMILIES:
+        raise CheckpointError(f"{file}: {DIAGNOSES['unsupported'](hf_config)}")
+    family = FAMILIES[architecture]
+    return family.variant(hf_config) or family
 
 
 def family_for(
@@ -387,18 +313,9 @@ def family_for(
             return family, content
         except ValueError as error:
             wrong.append(error)
-    if len(wrong) == 1:
-        raise CheckpointError(str(wrong[0])) from wrong[0]
-    # The architecture that lacks the fewest settings.
-    lacking = [error for error in wrong if isinstance(error, NotStoredError)]
-    nearest = min(lacking, key=lambda error: len(error.fields), default=None)
-    kind = f"{type(config).__name__} that predicts {config.predicts}{' and has experts' * mixture}"
-    way_out = (
-        f"The nearest one: {nearest or wrong[0]}"
-        if wrong
-        else "Write an Orbax checkpoint instead (--to orbax)"
-    )
-    raise CheckpointError(f"no architecture stores {'this' if wrong else 'a'} {kind}. {way_out}")
+    # The command writes the sizes that its one cause proposes as options.
+    cause = wrong[0] if len(wrong) == 1 else None
+    raise CheckpointError(DIAGNOSES["not stored"](config, wrong)) from cause
 
 
 def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:

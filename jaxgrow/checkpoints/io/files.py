@@ -196,14 +196,6 @@ def files_to_copy(folder: Path) -> list[str]:
     return found
 
 
-def not_copied(left_out: Sequence[str]) -> str:
-    """The note about files that were not copied because of their links (`copy_tree`)."""
-    return (
-        f"not copied, because they are links that lead out of the folder or to a folder, or no "
-        f"regular files: {listed(left_out)}. Replace each link by its file to keep it"
-    )
-
-
 def left_out(folder: Path) -> list[str]:
     """Return the names of the subfolders of a checkpoint that `extras` does not copy.
 

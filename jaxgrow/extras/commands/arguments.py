@@ -12,6 +12,7 @@ from jaxgrow.cli.arguments import (
     OPTIMIZER,
     OPTIMIZER_STATE,
     add_method,
+    add_trainer_format,
     known_methods,
     methods_table,
 )
@@ -107,6 +108,16 @@ def layers_of_one(text: str) -> list[tuple[str, int]]:
     return layer_list(text)
 
 
+def add_inspect(commands: Commands) -> None:
+    """Add ``jaxgrow inspect``."""
+    add_trainer_format(_add_extra(commands, "inspect", "inspect.run_inspect", "PATH"))
+
+
+def add_architectures(commands: Commands) -> None:
+    """Add ``jaxgrow architectures``."""
+    add_json(_add_extra(commands, "architectures", "inspect.run_architectures"))
+
+
 def add_show(commands: Commands) -> None:
     """Add ``jaxgrow show``."""
     methods = {name: row for name, row in known_methods().items() if name not in EXPERTS}
@@ -169,6 +180,8 @@ def add_completion(commands: Commands) -> None:
     p.add_argument("shell", choices=["bash", "zsh"])
 
 
+COMMANDS.add("inspect", add_inspect)
+COMMANDS.add("architectures", add_architectures)
 COMMANDS.add("show", add_show)
 COMMANDS.add("suggest", add_suggest)
 COMMANDS.add("prune", add_prune)

@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxgrow.axes.names import axis_of
 from jaxgrow.checkpoints import Cast, CheckpointError, Interpolated, Source
-from jaxgrow.checkpoints.changed import Reconfigured
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.v_cycle_commands import MERGES
 from jaxgrow.extras.commands.tokenizer_files import tokens_of
+from jaxgrow.extras.reconfigured import Reconfigured
 
 
 class MergedModels(Interpolated):

@@ -15,7 +15,6 @@ from jaxgrow.untrusted import print_text
 
 def run_show(a: argparse.Namespace) -> None:
     """Run ``jaxgrow show``."""
-    a.method = a.method or "passthrough"  # with --layers-from
     source = open_checkpoint(a.src)
     growth, arguments = growth_of(a, source)
     names = {path: leaf.names for path, leaf in source.leaves.items()}

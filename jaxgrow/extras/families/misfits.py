@@ -1,4 +1,4 @@
-"""Why do the tensors of a folder not fit the model of its ``config.json``?"""
+"""Why do the tensors of a folder not fit the model of its ``config.json``, or each other?"""
 
 import itertools
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from jaxgrow.checkpoints.hf.registry import DIAGNOSES
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import listed
-from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.checkpoints.io.safetensors import Tensor, absent_files
 from jaxgrow.extras.families.tensor_names import layer_of
 from jaxgrow.untrusted import CheckedPath
 
@@ -86,5 +86,49 @@ def _size_keys(model: HuggingFace) -> set[str]:
     return {*model.family.fields, *itertools.chain(*groups)} - {*layers}
 
 
+def describe_misfits(model: HuggingFace, file: CheckedPath, further: bool) -> str:
+    """Return the message that tensors are missing or unknown, or have another shape.
+
+    It names their one cause if that is known, and otherwise the first tensors of each kind.
+    """
+    missing, unknown, wrong = model.misfits()
+    download = ""
+    if absent := absent_files(model.folder):
+        download = f" Download {listed(absent)}, which the index names."
+    elif cause := cause_of_misfits(model, file, further, [*missing, *unknown], wrong):
+        return f"{model.folder}: {cause}"
+    lines = [
+        [f"missing: {name}" for name in missing],
+        [f"unknown: {name} in {model.tensors[name].file.name}" for name in unknown],
+        [*wrong.values()],
+    ]
+    every = listed(*lines, separator="\n  ", most=3)
+    return (
+        f"{model.folder}: the tensors do not fit the {model.family.architecture} of config.json.{download} Do both "
+        f"belong to one model, and has it been saved completely?\n  {every}"
+    )
+
+
+def other_head(model: HuggingFace) -> str:
+    """Return the message that a stored head differs from the embedding to which it is tied; "": none.
+
+    transformers 4 ignores such a head, and transformers 5 unties it.
+    """
+    same = {"head_kernel": "token_embedding"}
+    for path, place in model.untied_layouts().items():
+        mine = model.names[same.get(path, path)]
+        if place.name == mine.name or place.name not in model.tensors:
+            continue
+        head, tied = model.tensor(place, None), model.tensor(mine, None)
+        if not head.equals(tied):
+            return (
+                f"config.json ties {head.name} to {tied.name}, but both are stored, and they differ. Set "
+                f'"tie_word_embeddings" to false in config.json to keep the head, or remove {head.name} from '
+                f"{head.file.name}"
+            )
+    return ""
+
+
 DIAGNOSES.add("empty", tensors_without_values)
-DIAGNOSES.add("cause", cause_of_misfits)
+DIAGNOSES.add("misfits", describe_misfits)
+DIAGNOSES.add("other head", other_head)

@@ -99,7 +99,7 @@ def without_further_layers(hf_config: Json, key: str) -> tuple[Json, tuple[str, 
 
 def without_further_tensors(
     stored: Mapping[str, Tensor], names: Collection[TensorLayout], layers: int | None
-) -> tuple[dict[str, Tensor], list[str]]:
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Leave out the tensors that predict further tokens.
 
     Args:
@@ -109,11 +109,15 @@ def without_further_tensors(
         module.
 
     Returns:
-      The other tensors, and the names of the tensors of the separate module.
+      The other tensors, and remarks for the user about a separate module.
     """
     own = [name for name in stored if name.startswith(("mtp.", "model.mtp."))]
     behind = {name for name in stored if layers is not None and layer_of(name, names) >= layers}
-    return {n: tensor for n, tensor in stored.items() if n not in behind.union(own)}, own
+    others = {n: tensor for n, tensor in stored.items() if n not in behind.union(own)}
+    if not own:
+        return others, ()
+    named = listed(own, most=2)
+    return others, (f"the tensors that predict further tokens are not read: {named}",)
 
 
 def layer_of(name: str, places: Collection[TensorLayout]) -> int:

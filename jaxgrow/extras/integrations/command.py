@@ -14,7 +14,6 @@ from jaxgrow.checkpoints.io.files import (
     CheckpointError,
     inside,
     listed,
-    not_copied,
     read_json,
 )
 from jaxgrow.checkpoints.io.folders import atomic_folder
@@ -24,6 +23,7 @@ from jaxgrow.cli.grow_commands import growth_by_method
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.other_formats import CHECKPOINT_FORMATS
 from jaxgrow.cli.writing import new_layers_entry, print_json
+from jaxgrow.extras.integrations.copying import not_copied
 from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain_path, recognise_format
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
 from jaxgrow.operators import OPERATORS

@@ -20,8 +20,9 @@ import numpy as np
 import tensorstore as ts
 
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, read_json
+from jaxgrow.extras.integrations.copying import copy_tree
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import CheckedPath, checked_path, checked_tree, copy_tree, file_limits
+from jaxgrow.untrusted import CheckedPath, checked_path, checked_tree, file_limits
 
 _METADATA = "_METADATA"
 _ARRAYS = "array_metadatas"

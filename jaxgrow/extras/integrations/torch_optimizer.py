@@ -28,14 +28,15 @@ from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
-from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed, not_copied
+from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed
 from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.source import Grown, Leaf, Source
 from jaxgrow.extras.integrations import torch_reader
+from jaxgrow.extras.integrations.copying import copy_tree, not_copied
 from jaxgrow.extras.integrations.torch_reader import Torch, import_module_of
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
-from jaxgrow.untrusted import checked_tree, chosen_file, copy_tree, narrow_permissions, one_line
+from jaxgrow.untrusted import checked_tree, chosen_file, narrow_permissions, one_line
 
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
 POLICIES = ("copy", "exact", "asymmetric")

@@ -1,9 +1,8 @@
-"""The commands that do not change a model: inspect, convert, architectures."""
+"""The commands that describe a model, and list the architectures: inspect, architectures."""
 
 import argparse
 
 from jaxgrow.checkpoints import FAMILIES, open_checkpoint
-from jaxgrow.cli.errors import UsageError
 from jaxgrow.cli.other_formats import format_of
 from jaxgrow.cli.writing import (
     model_size,
@@ -11,7 +10,6 @@ from jaxgrow.cli.writing import (
     print_notes,
     size_record,
     sizes_as_text,
-    write_model,
 )
 from jaxgrow.tables import align_columns
 from jaxgrow.untrusted import print_text
@@ -47,16 +45,6 @@ def run_inspect(a: argparse.Namespace) -> None:
     print_text(align_columns((), rows))
     print_text(model_size(source, source.bytes))
     print_notes(source.notes)
-
-
-def run_convert(a: argparse.Namespace) -> None:
-    """Run ``jaxgrow convert``."""
-    source = open_checkpoint(a.src)
-    if a.to is None and source.of_run:
-        a.to = "hf"
-    if a.to is None and a.dtype is None and a.shard_size is None:
-        raise UsageError("convert needs at least one of --to, --dtype and --shard-size")
-    write_model(a, source, {})
 
 
 def run_architectures(a: argparse.Namespace) -> None:
