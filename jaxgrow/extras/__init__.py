@@ -96,7 +96,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("unsupported", "not stored"), "jaxgrow.extras.families.unsupported"),
     },
     "stored rotary scaling": dict.fromkeys(
-        ("longrope", "yarn"), "jaxgrow.extras.families.rope_scalings"
+        ("linear", "dynamic", "llama3", "yarn", "longrope"), "jaxgrow.extras.families.rope_scalings"
     ),
     "naming": dict.fromkeys(
         ("unwrapped", "predicted layers", "predicted tensors"),

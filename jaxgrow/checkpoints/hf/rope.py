@@ -15,7 +15,6 @@ from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 
 TYPES = {"full_attention": "f", "sliding_attention": "s"}
-_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 class StoredScaling(NamedTuple):
@@ -23,11 +22,11 @@ class StoredScaling(NamedTuple):
 
     Attributes:
       read: function from the settings of the rotary embeddings, ``max_position_embeddings`` and the
-        context before the scaling to fields of the config.
+        context before the scaling, if it is at the top level, to fields of the config.
       write: function from the config to ``rope_scaling``.
     """
 
-    read: Callable[[Json, int | None, int], Json]
+    read: Callable[[Json, int | None, int | None], Json]
     write: Callable[[LlamaConfig], Json]
 
 
@@ -113,30 +112,12 @@ def read_scaling(rope: Json, context: int | None, before: int | None) -> Json:
     """
     # Older files have the first name for the second one.
     kind = {"su": "longrope"}.get(rope_type_of(rope), rope_type_of(rope))
-    if kind not in _SCALINGS:
-        raise ValueError(
-            f"rope_type is {spelt(kind)}, but only {', '.join(_SCALINGS)} are supported"
-        )
     if kind == "default":
         return {}
-    if kind in ("linear", "dynamic"):
-        return {"rope_by": kind, "rope_factor": float(rope["factor"])}
-    before = before or rope.get("original_max_position_embeddings") or context
-    if before is None or before < 2:
-        raise ValueError(
-            f"original_max_position_embeddings is {spelt(before)}, but rope_type {kind} needs 2 or more"
-        )
-    fields: Json = {"rope_by": kind, "rope_context": before}
-    if kind in STORED_SCALINGS:
-        return fields | STORED_SCALINGS[kind].read(rope, context, before)
-    factor = factor_of(rope["factor"], context, before)
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    return fields | {"rope_factor": factor, "rope_low": low, "rope_high": high}
-
-
-def factor_of(given: float | None, context: int | None, before: int) -> float:
-    """Return the factor of a scaling; None: the ratio of the context after and before it."""
-    return float((context or before) / before if given is None else given)
+    if kind not in STORED_SCALINGS:
+        known = ", ".join(["default", *STORED_SCALINGS])
+        raise ValueError(f"rope_type is {spelt(kind)}, but only {known} are supported")
+    return STORED_SCALINGS[kind].read(rope, context, before)
 
 
 def written_rope(config: LlamaConfig) -> Json:
@@ -150,16 +131,6 @@ def written_rope(config: LlamaConfig) -> Json:
 
 
 def _written_scaling(config: LlamaConfig) -> Json | None:
-    by = config.rope_by
-    if config.rope_factor == 1 and by != "longrope":
+    if config.rope_factor == 1 and config.rope_by != "longrope":
         return None
-    if by in STORED_SCALINGS:
-        return STORED_SCALINGS[by].write(config)
-    out: Json = {"rope_type": by, "factor": config.rope_factor}
-    if by == "llama3":
-        out |= {
-            "original_max_position_embeddings": config.rope_context,
-            "low_freq_factor": config.rope_low,
-            "high_freq_factor": config.rope_high,
-        }
-    return out
+    return STORED_SCALINGS[config.rope_by].write(config)

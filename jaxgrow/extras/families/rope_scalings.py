@@ -1,4 +1,4 @@
-"""How does ``config.json`` describe "longrope" and "yarn", and rotary embeddings of layers with windows?"""
+"""How does ``config.json`` describe longer contexts, and rotary embeddings of layers with windows?"""
 
 import math
 
@@ -6,7 +6,6 @@ from jaxgrow.checkpoints.hf.rope import (
     STORED_SCALINGS,
     StoredScaling,
     check_whole_heads,
-    factor_of,
     read_scaling,
     rope_type_of,
 )
@@ -55,20 +54,70 @@ def read_layered_rope(
     }
 
 
-def _read_longrope(rope: Json, context: int | None, before: int) -> Json:
-    factor = factor_of(rope.get("factor"), context, before)
+def _read_factor(rope: Json, context: int | None, before: int | None) -> Json:
+    return {"rope_by": rope_type_of(rope), "rope_factor": float(rope["factor"])}
+
+
+def _written_factor(config: LlamaConfig) -> Json:
+    return {"rope_type": config.rope_by, "factor": config.rope_factor}
+
+
+def _context_before(kind: str, rope: Json, context: int | None, before: int | None) -> int:
+    """The context before a scaling of this kind, from the arguments of `StoredScaling.read`."""
+    before = before or rope.get("original_max_position_embeddings") or context
+    if before is None or before < 2:
+        raise ValueError(
+            f"original_max_position_embeddings is {spelt(before)}, but rope_type {kind} needs 2 or more"
+        )
+    return before
+
+
+def _factor_of(given: float | None, context: int | None, before: int) -> float:
+    """Return the factor of a scaling; None: the ratio of the context after and before it."""
+    return float((context or before) / before if given is None else given)
+
+
+def _read_llama3(rope: Json, context: int | None, before: int | None) -> Json:
+    before = _context_before("llama3", rope, context, before)
+    return {
+        "rope_by": "llama3",
+        "rope_context": before,
+        "rope_factor": _factor_of(rope["factor"], context, before),
+        "rope_low": float(rope["low_freq_factor"]),
+        "rope_high": float(rope["high_freq_factor"]),
+    }
+
+
+def _written_llama3(config: LlamaConfig) -> Json:
+    return {
+        "rope_type": "llama3",
+        "factor": config.rope_factor,
+        "original_max_position_embeddings": config.rope_context,
+        "low_freq_factor": config.rope_low,
+        "high_freq_factor": config.rope_high,
+    }
+
+
+def _read_longrope(rope: Json, context: int | None, before: int | None) -> Json:
+    before = _context_before("longrope", rope, context, before)
+    factor = _factor_of(rope.get("factor"), context, before)
     scale = rope.get("attention_factor")
     return {
+        "rope_by": "longrope",
+        "rope_context": before,
         "rope_short": tuple(map(float, rope["short_factor"])),
         "rope_long": tuple(map(float, rope["long_factor"])),
         "rope_scale": float(_long_scale(factor, before) if scale is None else scale),
     }
 
 
-def _read_yarn(rope: Json, context: int | None, before: int) -> Json:
-    factor = factor_of(rope["factor"], context, before)
+def _read_yarn(rope: Json, context: int | None, before: int | None) -> Json:
+    before = _context_before("yarn", rope, context, before)
+    factor = _factor_of(rope["factor"], context, before)
     scale = rope.get("attention_factor")
     return {
+        "rope_by": "yarn",
+        "rope_context": before,
         "rope_factor": factor,
         "rope_low": float(rope.get("beta_slow") or 1),
         "rope_high": float(rope.get("beta_fast") or 32),
@@ -129,5 +178,8 @@ def _yarn_scale(factor: float, rope: Json) -> float:
     return scale(above) / scale(below) if above and below else scale(1)
 
 
+STORED_SCALINGS.add("linear", StoredScaling(_read_factor, _written_factor))
+STORED_SCALINGS.add("dynamic", StoredScaling(_read_factor, _written_factor))
+STORED_SCALINGS.add("llama3", StoredScaling(_read_llama3, _written_llama3))
 STORED_SCALINGS.add("longrope", StoredScaling(_read_longrope, _written_longrope))
 STORED_SCALINGS.add("yarn", StoredScaling(_read_yarn, _written_yarn))
