@@ -15,8 +15,8 @@ from tqdm import tqdm
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import LAYERS, Axes, Params
 from jaxgrow.checkpoints.changed import Cast, Noisy
-from jaxgrow.checkpoints.hf import layer_lists, storage
-from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf import storage
+from jaxgrow.checkpoints.hf.base import REPEATED_KEYS, Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
     ADAPTER,
@@ -446,7 +446,7 @@ def _change_notes(roots: Sequence[Checkpoint], plan: _Content, folder: Path) -> 
     like = roots[0].hf_config if roots else None
     if like is None:
         return []
-    notes = layer_lists.removed_numbers(like, plan.hf_config or {}) if plan.family else []
+    notes = REPEATED_KEYS["removed"](like, plan.hf_config or {}) if plan.family else []
     names = [f"{name}/" for name in left_out(roots[0].folder) if not (folder / name).exists()]
     note = f"{roots[0].folder} has folders that are not copied: {listed(names)}"
     return [*notes, note] if names else notes

@@ -102,6 +102,10 @@ EXTRAS: dict[str, dict[str, str]] = {
         ("unwrapped", "predicted layers", "predicted tensors"),
         "jaxgrow.extras.families.tensor_names",
     ),
+    "repeated keys": dict.fromkeys(
+        ("contradictions", "own names", "old lists", "corrected", "removed"),
+        "jaxgrow.extras.families.layer_lists",
+    ),
     "rounding": {"notes": "jaxgrow.extras.rounding"},
     "companion": {
         "lora": "jaxgrow.extras.hf_peft.companion",

@@ -48,6 +48,7 @@ REGISTRIES = {
     "pooler": "jaxgrow.models.vit:POOLERS",
     "report section": "train.analysis.savings:SECTIONS",
     "rotary scaling": "jaxgrow.models.llama:SCALINGS",
+    "repeated keys": "jaxgrow.checkpoints.hf.base:REPEATED_KEYS",
     "rounding": "jaxgrow.cli.writing:ROUNDING",
     "run checkpoint": "jaxgrow.checkpoints.opening:UNFINISHED",
     "sample order": "train.store.seen:ORDERS",

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from jaxgrow.axes.size_error import SizeError
-from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels, problem_keys
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models import Config
+from jaxgrow.registry import Registry
 from jaxgrow.typed import Json, field_types
 
 _KINDS: Mapping[type, str] = {
@@ -21,6 +21,12 @@ _KINDS: Mapping[type, str] = {
     str: "a string",
     tuple: "a list",
 }
+#: Which keys of a ``config.json`` repeat others, such as lists with an entry for each layer.
+#: "contradictions" returns messages about keys that do not agree; "own names" adds the keys of an
+#: architecture for which there is a synonym; "old lists" removes lists for another number of layers;
+#: "corrected" corrects the keys of a new ``config.json``; "removed" returns notes about keys that were
+#: removed.
+REPEATED_KEYS: Registry[Callable[..., Any]] = Registry("repeated keys")
 Heads: TypeAlias = Literal["divide embed", "must divide embed", "free"]
 
 
@@ -197,8 +203,8 @@ class Family:
           ValueError: keys are missing or have the wrong type, the sizes do not form a model, or
             settings are not supported. One message lists them all.
         """
-        wrong = layer_lists.contradictions(hf_config, self.layers_key, self.fields)
-        hf_config = layer_lists.with_own_keys(hf_config, self.fields)
+        wrong = REPEATED_KEYS["contradictions"](hf_config, self.layers_key, self.fields)
+        hf_config = REPEATED_KEYS["own names"](hf_config, self.fields)
         values, follow = self._own_fields(hf_config, wrong)
         wrong += self._unsupported(hf_config)
         if not wrong:
@@ -332,11 +338,11 @@ class Family:
             unsaid = {key: allowed[0] for key, allowed in self.settings.items()} | dict(self.unsaid)
             out = unsaid | every | self.always(config)
         else:
-            now = layer_lists.without_old_lists(
+            now = REPEATED_KEYS["old lists"](
                 like, self.layers_key, config.depth, every, self.architecture
             )
             out = {**now, **self._changed(config, like, now, every), **self.always(config)}
-            out = layer_lists.consistent_keys(out, like, every, config.layer_kinds)
+            out = REPEATED_KEYS["corrected"](out, like, every, config.layer_kinds)
         back = self.from_hf(out).run_as(config)
         self._check_read_back(config, back)
         return out

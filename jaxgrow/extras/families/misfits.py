@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from copy import copy
 
-from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.registry import DIAGNOSES
 from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import listed
 from jaxgrow.checkpoints.io.safetensors import Tensor, absent_files
+from jaxgrow.extras.families import layer_lists
 from jaxgrow.extras.families.tensor_names import layer_of
 from jaxgrow.untrusted import CheckedPath
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 
-from jaxgrow.checkpoints.hf import layer_lists
 from jaxgrow.checkpoints.hf.registry import NAMING
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.extras.families import layer_lists
 from jaxgrow.typed import Json
 
 # Parts that wrappers of PyTorch and PEFT insert into the names of modules.

@@ -6,6 +6,7 @@ shorter form of such a list, for example "every n-th layer has full attention", 
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from jaxgrow.checkpoints.hf.base import REPEATED_KEYS
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.typed import Json
 
@@ -159,3 +160,10 @@ def removed_numbers(before: Json, after: Json) -> list[str]:
         for key in _SHORT
         if type(before.get(key)) is int and key not in after
     ]
+
+
+REPEATED_KEYS.add("contradictions", contradictions)
+REPEATED_KEYS.add("own names", with_own_keys)
+REPEATED_KEYS.add("old lists", without_old_lists)
+REPEATED_KEYS.add("corrected", consistent_keys)
+REPEATED_KEYS.add("removed", removed_numbers)
