@@ -51,7 +51,6 @@ from jaxgrow.checkpoints.source import (
 from jaxgrow.models import Config, from_json
 from jaxgrow.sharding import RULES, partition_spec
 from jaxgrow.signals import defer_signals
-from jaxgrow.typed import Json
 from jaxgrow.untrusted import UntrustedError, checked_path, checked_tree, file_limits
 
 # A model of at most this size in bytes is read completely for its fingerprint, because each read by
@@ -80,12 +79,14 @@ class Orbax(Loaded, Checkpoint):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         about = inside(folder, RECORD)
         record = read_json(about)
-        self._handed_over()
-        self._copied = bool(record.get("files"))
         self.hf_config = record.get("huggingface")
-        self._head = record.get("head")
-        if self._head is not None and not isinstance(self._head, dict):
-            raise CheckpointError(f"{about}: head is {self._head!r:.100}, but should be an object")
+        if record.get("files") or self.hf_config is not None:
+            self.files_beside = folder
+        self._handed_over()
+        head = record.get("head")
+        self.head = {} if head is None else head
+        if not isinstance(self.head, dict):
+            raise CheckpointError(f"{about}: head is {self.head!r:.100}, but should be an object")
         if self.hf_config is not None:
             if not isinstance(self.hf_config, dict):
                 raise CheckpointError(
@@ -119,26 +120,10 @@ class Orbax(Loaded, Checkpoint):
 
     def _handed_over(self) -> None:
         """Find the files that a run has written for `transformers`."""
-        self._beside = None
-        self._settings: Json = {}
         if (self.folder / TRANSFORMERS).is_dir():
             self.of_run = True
-            self._beside = checked_path(self.folder, TRANSFORMERS).path
-            self._settings = read_json(inside(self._beside, "config.json"))
-
-    @property
-    def files_beside(self) -> Path | None:
-        if self._beside is None and self._copied:
-            return self.folder
-        return super().files_beside if self._beside is None else self._beside
-
-    @property
-    def own_settings(self) -> Json:
-        return self._settings
-
-    @property
-    def head(self) -> Json:
-        return self._head if self._head is not None else super().head
+            self.files_beside = checked_path(self.folder, TRANSFORMERS).path
+            self.own_settings = read_json(inside(self.files_beside, "config.json"))
 
     @property
     def _where(self) -> str:

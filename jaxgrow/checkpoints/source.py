@@ -183,26 +183,17 @@ class Checkpoint(Source):
     hf_config: Json | None
     # Whether the folder is that of a run.
     of_run: bool = False
+    # The folder of the files that are copied with the model, such as a tokenizer.
+    files_beside: Path | None = None
+    # Entries of ``config.json`` about these files, and about task and labels of the head
+    # (`jaxgrow.checkpoints.hf.labels`), if ``hf_config`` has none.
+    own_settings: Mapping[str, object] = MappingProxyType({})
+    head: Mapping[str, object] = MappingProxyType({})
 
     @property
     def roots(self) -> "tuple[Checkpoint, ...]":
         """The checkpoint itself."""
         return (self,)
-
-    @property
-    def files_beside(self) -> Path | None:
-        """The folder of the files that are copied with the model, such as a tokenizer."""
-        return None if self.hf_config is None else self.folder
-
-    @property
-    def own_settings(self) -> Json:
-        """Entries of ``config.json`` about the files in `files_beside`, if ``hf_config`` has none."""
-        return {}
-
-    @property
-    def head(self) -> Json:
-        """Task and labels of the head, as in ``config.json`` (`jaxgrow.checkpoints.hf.labels`)."""
-        return self.hf_config or {}
 
     def fingerprint(self) -> str:
         """Return a hash that identifies the content of the checkpoint.

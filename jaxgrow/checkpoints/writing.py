@@ -375,13 +375,13 @@ def _recorded_head(source: Source, root: Checkpoint | None) -> Json:
 
     Task and labels are left out if the model to write has another head.
     """
-    if root is None or isinstance(root, HuggingFace) or root.head is root.hf_config:
+    if root is None:
         return {}
     own = ("predicts", "classes")
     same = all(
         getattr(source.config, name, None) == getattr(root.config, name, None) for name in own
     )
-    return root.own_settings | (dict(root.head) if same else {})
+    return {**root.own_settings, **(root.head if same else {})}
 
 
 def _check_no_lora(folder: Path) -> None:

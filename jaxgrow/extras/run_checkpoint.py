@@ -32,7 +32,6 @@ class RunCheckpoint(Orbax):
 
     hf_config = None
     of_run = True
-    _copied = False
 
     @staticmethod
     def accepts(folder: Path) -> bool:
@@ -66,7 +65,7 @@ class RunCheckpoint(Orbax):
                 "maps. Continue the run until it has finished"
             )
         check_sizes(configs[self._name], COMPRESSED * stored, self._at)
-        self._head = record.get("head")
+        self.head = record.get("head") or {}
         self._shapes: Tree = models[self._name]["params"]
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
         Loaded.__init__(self, from_json(configs[self._name]), shapes)

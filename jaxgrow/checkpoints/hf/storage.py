@@ -44,7 +44,7 @@ class HuggingFace(Checkpoint):
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.folder = self.files_beside = folder
         file = inside(folder, "config.json")
         hf_config = read_json(file)
         _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, {}))
