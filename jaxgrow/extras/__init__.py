@@ -45,6 +45,7 @@ _ARCHITECTURES = {
         *_named(("Mixtral", "Qwen3Moe", "Qwen2Moe", "GptOss"), _DECODER),
         *("OlmoeForCausalLM", "OlmoeModel"),
     ),
+    "jaxgrow.extras.families.encoder_tasks": tuple(f"Bert{task}" for task in _ENCODER[1:]),
     "jaxgrow.extras.families.opt": _named(("OPT",), _DECODER),
     "jaxgrow.extras.families.roberta": _named(
         ("Roberta", "XLMRoberta", "Camembert", "DistilBert"), _ENCODER
@@ -52,6 +53,7 @@ _ARCHITECTURES = {
     "jaxgrow.extras.families.deberta": _named(("DebertaV2",), _ENCODER),
     "jaxgrow.extras.families.modernbert": _named(("ModernBert",), _ENCODER),
     "jaxgrow.extras.families.vision": (
+        *("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher", "ViTModel"),
         *_named(("Dinov2", "Dinov2WithRegisters"), ("ForImageClassification", "Model")),
         *("CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel"),
     ),

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from jaxgrow import flops, grow, operators
-from jaxgrow.checkpoints.hf.families.bert import BERT
+from jaxgrow.checkpoints.hf.registry import FAMILIES
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig
 from jaxgrow.models.stack import KeptTokens
@@ -94,22 +94,24 @@ def test_a_pooler_adds_no_keys_to_a_published_config():
         architectures=["BertModel"], model_type="bert", vocab_size=11, hidden_size=12,
         num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
     )  # fmt: skip
-    config = replace(BERT["Model"].from_hf(said), pooler=True)
-    assert BERT["Model"].to_hf(config, said) == said
-    assert BERT["Model"].to_hf(replace(config, mlp=24), said) == said | {"intermediate_size": 24}
+    config = replace(FAMILIES["BertModel"].from_hf(said), pooler=True)
+    assert FAMILIES["BertModel"].to_hf(config, said) == said
+    assert FAMILIES["BertModel"].to_hf(replace(config, mlp=24), said) == said | {
+        "intermediate_size": 24
+    }
 
 
 def test_names_in_older_files():
     assert (
-        BERT["ForMaskedLM"].current("bert.embeddings.LayerNorm.gamma")
+        FAMILIES["BertForMaskedLM"].current("bert.embeddings.LayerNorm.gamma")
         == "bert.embeddings.LayerNorm.weight"
     )
     assert (
-        BERT["ForMaskedLM"]
+        FAMILIES["BertForMaskedLM"]
         .current("cls.predictions.transform.LayerNorm.beta")
         .endswith("LayerNorm.bias")
     )
-    assert BERT["ForMaskedLM"].current("bert.pooler.dense.bias") == "bert.pooler.dense.bias"
+    assert FAMILIES["BertForMaskedLM"].current("bert.pooler.dense.bias") == "bert.pooler.dense.bias"
 
 
 @pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])

@@ -6,6 +6,7 @@ from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.families import bert
 from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
+from jaxgrow.extras.families.encoder_tasks import pooled_head, states_head, task_families
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.typed import Json
 
@@ -131,7 +132,7 @@ _DEBERTA = Family(
     fixed={"types": 0, "pooling": "gelu"},
     inferred=_read_deberta,
     derived=_written_deberta,
-    names=bert.states_head,
+    names=states_head,
     ignored=_UNREAD,
     stray="deberta.",
 )
@@ -154,25 +155,25 @@ _PUBLISHED = replace(
     ),
     stray="",
 )
-FAMILIES = tuple(
-    bert.task_families(
+FAMILIES = (
+    bert.masked_family(
         _DEBERTA,
-        tokens=(
-            bert.BERT_TOKENS,
-            dict(
-                settings={**_SETTINGS, "legacy": (True,)},
-                copies=bert.unused_bias("cls.predictions.bias"),
-                ignored=(*_UNREAD, "cls.predictions.bias", "cls.predictions.decoder.*"),
-                variant=lambda hf_config: _PUBLISHED if hf_config.get("legacy") is False else None,
-            ),
-        ),
-        classes=(bert.pooled_head("pooler.dense", "classifier"), {}),
+        bert.BERT_TOKENS,
+        _deberta_layouts,
+        settings={**_SETTINGS, "legacy": (True,)},
+        copies=bert.unused_bias("cls.predictions.bias"),
+        ignored=(*_UNREAD, "cls.predictions.bias", "cls.predictions.decoder.*"),
+        variant=lambda hf_config: _PUBLISHED if hf_config.get("legacy") is False else None,
+    ),
+    *task_families(
+        _DEBERTA,
+        classes=(pooled_head("pooler.dense", "classifier"), {}),
         states=(
             lambda config: {},
             dict(ignored=(*_UNREAD, "cls.*", "lm_predictions.*", "pooler.*", "classifier.*")),
         ),
         named=_deberta_layouts,
-    ).values()
+    ),
 )
 
 register_families(*FAMILIES)

@@ -1,5 +1,9 @@
-"""How are DINOv2 and the vision towers of CLIP and SigLIP stored? Their layers are those of ViT."""
+"""How are DeiT, DINOv2, the vision towers of CLIP and SigLIP, and a ViT without a head stored?
 
+Their layers are those of ViT.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +14,7 @@ from jaxgrow.checkpoints.hf.families.vit import (
     VIT_ABSENT,
     VIT_FIELDS,
     VIT_SETTINGS,
+    ViTForImageClassification,
     vit_layouts,
 )
 from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels
@@ -17,6 +22,59 @@ from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.vit import ViTConfig
 from jaxgrow.typed import Json
+
+# --- DeiT, and ViT without a head ---
+
+
+def _deit_family(architecture: str, distillation: str, heads: Mapping[str, str]) -> Family:
+    return replace(
+        ViTForImageClassification,
+        architecture=architecture,
+        model_type="deit",
+        names=partial(vit_layouts, "deit.", heads),
+        ignored=("deit.pooler.*",),
+        fixed={"distillation": distillation, "head": "classes"},
+    )
+
+
+DeiTForImageClassification = _deit_family(
+    "DeiTForImageClassification", "token", {"head": "classifier"}
+)
+DeiTForImageClassificationWithTeacher = _deit_family(
+    "DeiTForImageClassificationWithTeacher",
+    "head",
+    {"head": "cls_classifier", "distillation_head": "distillation_classifier"},
+)
+
+
+def _with_vit_pooler(config: ViTConfig, tensors: Collection[str]) -> ViTConfig:
+    """Set whether the model has a pooler, which ``config.json`` does not state."""
+    return replace(config, pooler="tanh" if "pooler.dense.weight" in tensors else "none")
+
+
+def _read_pooler(hf_config: Json) -> Json:
+    size = hf_config.get("pooler_output_size") or hf_config["hidden_size"]
+    if size != hf_config["hidden_size"]:
+        raise ValueError(
+            f"pooler_output_size is {size}, but hidden_size is {hf_config['hidden_size']}; jaxgrow computes a pooler only if "
+            "both are the same"
+        )
+    return {}
+
+
+ViTModel = replace(
+    ViTForImageClassification,
+    architecture="ViTModel",
+    names=partial(vit_layouts, "", {}),
+    settings=VIT_SETTINGS | {"pooler_act": ("tanh",)},
+    fixed={"distillation": "none", "head": "states"},
+    inferred=_read_pooler,
+    derived=lambda config: {"pooler_output_size": config.embed},
+    stray="vit.",
+    seen=_with_vit_pooler,
+    folded=("pooler",),
+    ignored=("classifier.*",),
+)
 
 # --- DINOv2 ---
 
@@ -268,6 +326,9 @@ SiglipVisionModel = Family(
 )
 
 register_families(
+    DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
+    ViTModel,
     Dinov2ForImageClassification,
     Dinov2WithRegistersForImageClassification,
     Dinov2Model,

@@ -1,17 +1,15 @@
 """How is BERT stored?
 
-PyTorch stores kernels as [outputs, inputs]. `jaxgrow.extras.families.roberta` has the models that
-differ from BERT in the head.
+PyTorch stores kernels as [outputs, inputs]. `jaxgrow.extras.families.encoder_tasks` has its other
+heads, and `jaxgrow.extras.families.roberta` the models that differ from BERT in the head.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from jaxgrow.checkpoints.hf.base import Family, with_head
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.bert import BERTConfig
-from jaxgrow.typed import Json
 
 # The function from a config to the places of the leaves of its head, or of the whole model.
 LayoutsOf: TypeAlias = Callable[[Any], dict[str, TensorLayout]]
@@ -84,34 +82,6 @@ def masked_token_head(transform: str, norm: str, decoder: str, bias: str) -> Lay
     return head
 
 
-def pooled_head(pooler: str, classifier: str) -> LayoutsOf:
-    """Return the names of a head that classifies the sequence by its pooled first token."""
-    return lambda config: (
-        linear_layouts("pooler", pooler, "embed", "embed_in")
-        | linear_layouts("classifier", classifier, "classes")
-    )
-
-
-def span_head(config: BERTConfig) -> dict[str, TensorLayout]:
-    """The head that marks the first and the last token of an answer."""
-    return linear_layouts("classifier", "qa_outputs", "classes")
-
-
-def token_class_head(config: BERTConfig) -> dict[str, TensorLayout]:
-    """The head that classifies each token."""
-    return linear_layouts("classifier", "classifier", "classes")
-
-
-def states_head(config: BERTConfig) -> dict[str, TensorLayout]:
-    """The head of a model without a task."""
-    return linear_layouts("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
-
-
-def _with_pooler(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:
-    """Set whether the model has a pooler, which ``config.json`` does not state."""
-    return replace(config, pooler="pooler.dense.weight" in tensors)
-
-
 def unused_bias(bias: str) -> Callable[[Any], dict[str, str]]:
     """Copy the bias of an untied decoder to a second tensor, which the model does not use."""
     return lambda config: {} if config.tied else {bias: "head_bias"}
@@ -142,40 +112,30 @@ SETTINGS = {
 }
 
 
-def task_families(
+def masked_family(
     base: Family,
-    tokens: tuple[LayoutsOf, Json],
-    classes: tuple[LayoutsOf, Json],
-    states: tuple[LayoutsOf, Json],
+    head: LayoutsOf,
     named: Callable[[str, LayoutsOf], LayoutsOf] = bert_layouts,
-) -> dict[str, Family]:
-    """Return the architectures of a model, by task.
+    **more: object,
+) -> Family:
+    """Return the architecture that predicts masked tokens.
 
     Args:
       base: an architecture with the name of the model, and with the name prefix of its body.
-      tokens: the names of the head that predicts masked tokens, and its further fields of `Family`.
-      classes: the same for the head that classifies texts.
-      states: the same for the model without a head, whose names have a prefix only in some files.
-      named: the function from a name prefix and the names of a head to all names.
+      head: the places of the leaves of the head.
+      named: the function from a name prefix and the places of the head to all places.
+      **more: further fields of the result.
     """
-    tasks = {
-        "ForMaskedLM": ("tokens", *tokens),
-        "ForSequenceClassification": ("classes", *classes),
-        "ForQuestionAnswering": ("spans", span_head, {}),
-        "ForTokenClassification": ("token_classes", token_class_head, {}),
-        "Model": ("states", states[0], {"stray": base.stray, **states[1]}),
-    }
-    return {
-        task: with_head(
-            base,
-            f"{base.architecture}{task}",
-            head,
-            **{"names": named("" if head == "states" else base.stray, names), "stray": "", **more},
-        )
-        for task, (head, names, more) in tasks.items()
-    }
+    task = f"{base.architecture}ForMaskedLM"
+    return with_head(base, task, "tokens", names=named(base.stray, head), stray="", **more)
 
 
+BERT_TOKENS = masked_token_head(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
 BERT_BASE = Family(
     architecture="Bert",
     model_type="bert",
@@ -184,28 +144,17 @@ BERT_BASE = Family(
     absent=BERT_ABSENT,
     settings=SETTINGS,
     fixed={"norm": "post", "first_position": 0},
-    names=states_head,
+    names=BERT_TOKENS,
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     ignored=("*.position_ids", "bert.pooler.*"),
     stray="bert.",
 )
-BERT_TOKENS = masked_token_head(
-    "cls.predictions.transform.dense",
-    "cls.predictions.transform.LayerNorm",
-    "cls.predictions.decoder",
-    "cls.predictions.bias",
-)
-STATES: Json = dict(seen=_with_pooler, folded=("pooler",))
 _UNREAD = ("cls.seq_relationship.*", "cls.predictions.bias", "cls.predictions.decoder.*")
-BERT = task_families(
-    BERT_BASE,
-    tokens=(
+FAMILIES = (
+    masked_family(
+        BERT_BASE,
         BERT_TOKENS,
-        dict(copies=unused_bias("cls.predictions.bias"), ignored=(*BERT_BASE.ignored, *_UNREAD)),
+        copies=unused_bias("cls.predictions.bias"),
+        ignored=(*BERT_BASE.ignored, *_UNREAD),
     ),
-    classes=(pooled_head("bert.pooler.dense", "classifier"), dict(ignored=("*.position_ids",))),
-    states=(states_head, STATES | dict(ignored=("*.position_ids", "cls.*"))),
 )
-
-
-FAMILIES = tuple(BERT.values())

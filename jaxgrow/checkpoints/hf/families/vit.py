@@ -1,17 +1,16 @@
-"""How are ViT and DeiT stored?
+"""How is ViT stored?
 
 Kernels are stored as [outputs, inputs]. The kernel of the patches is a convolution kernel.
+`jaxgrow.extras.families.vision` has ViT without a head, DeiT, and other models like them.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.labels import class_count, numbered_labels
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.vit import ViTConfig
-from jaxgrow.typed import Json
 
 _VIT_ATTENTION = {
     "attention/query": ("attention.attention.query", "(heads head_dim)", "embed"),
@@ -86,78 +85,18 @@ _VIT_MODULES = {
 }
 
 
-def _vit_family(
-    architecture: str, model_type: str, distillation: str, heads: Mapping[str, str]
-) -> Family:
-    return Family(
-        architecture=architecture,
-        model_type=model_type,
-        config=ViTConfig,
-        fields=VIT_FIELDS | {"intermediate_size": "mlp"},
-        names=partial(vit_layouts, f"{model_type}.", heads),
-        absent=VIT_ABSENT,
-        settings=VIT_SETTINGS,
-        ignored=(f"{model_type}.pooler.*",),
-        modules=_VIT_MODULES,
-        fixed={"distillation": distillation, "head": "classes"},
-        inferred=class_count,
-        derived=numbered_labels,
-    )
-
-
-_BOTH_HEADS = {"head": "cls_classifier", "distillation_head": "distillation_classifier"}
-
-ViTForImageClassification = _vit_family(
-    "ViTForImageClassification", "vit", "none", {"head": "classifier"}
-)
-DeiTForImageClassification = _vit_family(
-    "DeiTForImageClassification", "deit", "token", {"head": "classifier"}
-)
-DeiTForImageClassificationWithTeacher = _vit_family(
-    "DeiTForImageClassificationWithTeacher", "deit", "head", _BOTH_HEADS
-)
-
-
-# --- without a head ---
-
-
-def _with_vit_pooler(config: ViTConfig, tensors: Collection[str]) -> ViTConfig:
-    """Set whether the model has a pooler, which ``config.json`` does not state."""
-    return replace(config, pooler="tanh" if "pooler.dense.weight" in tensors else "none")
-
-
-def _read_pooler(hf_config: Json) -> Json:
-    size = hf_config.get("pooler_output_size") or hf_config["hidden_size"]
-    if size != hf_config["hidden_size"]:
-        raise ValueError(
-            f"pooler_output_size is {size}, but hidden_size is {hf_config['hidden_size']}; jaxgrow computes a pooler only if "
-            "both are the same"
-        )
-    return {}
-
-
-ViTModel = Family(
-    architecture="ViTModel",
+ViTForImageClassification = Family(
+    architecture="ViTForImageClassification",
     model_type="vit",
     config=ViTConfig,
     fields=VIT_FIELDS | {"intermediate_size": "mlp"},
-    names=partial(vit_layouts, "", {}),
+    names=partial(vit_layouts, "vit.", {"head": "classifier"}),
     absent=VIT_ABSENT,
-    settings=VIT_SETTINGS | {"pooler_act": ("tanh",)},
+    settings=VIT_SETTINGS,
+    ignored=("vit.pooler.*",),
     modules=_VIT_MODULES,
-    fixed={"distillation": "none", "head": "states"},
-    inferred=_read_pooler,
-    derived=lambda config: {"pooler_output_size": config.embed},
-    stray="vit.",
-    seen=_with_vit_pooler,
-    folded=("pooler",),
-    ignored=("classifier.*",),
+    fixed={"distillation": "none", "head": "classes"},
+    inferred=class_count,
+    derived=numbered_labels,
 )
-
-
-FAMILIES = (
-    ViTForImageClassification,
-    DeiTForImageClassification,
-    DeiTForImageClassificationWithTeacher,
-    ViTModel,
-)
+FAMILIES = (ViTForImageClassification,)
