@@ -5,7 +5,7 @@ from . import hf as hf
 from . import io as io
 from . import orbax as orbax
 from . import source as source
-from .changed import Cast, Noisy
+from .changed import Cast
 from .hf.base import Family
 from .hf.registry import FAMILIES
 from .hf.tensor_layout import TensorLayout
@@ -22,7 +22,6 @@ __all__ = [
     "Grown",
     "Interpolated",
     "Loaded",
-    "Noisy",
     "Output",
     "Source",
     "TensorLayout",

@@ -1,18 +1,13 @@
-"""How can a model get another dtype or noise while it is read?"""
+"""How can a model get another dtype while it is read?"""
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.axes.names import axis_of, is_layers
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.source import (
     Leaf,
     Source,
-    leaves_by_path,
-    tree_from_paths,
 )
-from jaxgrow.growth.maps import Maps
-from jaxgrow.growth.symmetry import break_symmetry
 
 
 class Cast(Source):
@@ -56,36 +51,3 @@ class Cast(Source):
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         return self._source.origin(path, layer)
-
-
-class Noisy(Source):
-    """Add the noise of `break_symmetry` to a grown model.
-
-    Args:
-      source: the grown model.
-      growth: the growth that made it. It determines which units are copies.
-      seed: random seed of the noise.
-      snr: signal-to-noise ratio of each layer of a leaf in decibels.
-    """
-
-    def __init__(self, source: Source, growth: Maps, seed: int, snr: float):
-        self._source = source
-        self.sources = (source,)
-        self.config = source.config
-        self.leaves = source.leaves
-        self._noise = {"growth": growth, "seed": seed, "snr": snr}
-
-    def read(self, path: str, layer: int | None = None) -> np.ndarray:
-        x = self._source.read(path, layer)
-        names = tuple(
-            n for n in self.leaves[path].names if layer is None or not is_layers(axis_of(n))
-        )
-        # The noise depends on the path, so every layer gets different noise.
-        where = path if layer is None else f"{path}/{layer}"
-        noisy = break_symmetry(
-            tree_from_paths({where: x}), axes=tree_from_paths({where: names}), **self._noise
-        )
-        return np.asarray(leaves_by_path(noisy)[where])
-
-    def origin(self, path: str, layer: int | None) -> None:
-        return None

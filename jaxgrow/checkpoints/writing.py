@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from jaxgrow._version import __version__
 from jaxgrow.axes.names import LAYERS, Axes, Params
-from jaxgrow.checkpoints.changed import Cast, Noisy
+from jaxgrow.checkpoints.changed import Cast
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.checkpoints.hf.base import REPEATED_KEYS, Family
 from jaxgrow.checkpoints.hf.storage import HuggingFace
@@ -36,7 +36,7 @@ from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.opening import open_checkpoint
 from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
-from jaxgrow.growth.maps import Growth, Rules, select
+from jaxgrow.growth.maps import Growth, select
 from jaxgrow.models import Config
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
@@ -124,8 +124,9 @@ class Companion(Protocol):
 #: Functions that grow the companions of a checkpoint, by the argument of `transform` that names
 #: them: ``COMPANIONS["lora"](checkpoint, growth, value of the argument)``.
 COMPANIONS: Registry[Callable[[Checkpoint, Growth, Any], Companion]] = Registry("companion")
-#: "colours" converts a model of gray images to colours.
-CONVERSIONS: Registry[Callable[[Source], Source]] = Registry("conversion")
+#: "colours" converts a model of gray images to colours; "noise" adds noise to a grown model, and takes
+#: the growth, the seed and the signal-to-noise ratio as well.
+CONVERSIONS: Registry[Callable[..., Source]] = Registry("conversion")
 
 #: Functions that return the model card of a model that is made from other models, from the model, the
 #: content of its ``jaxgrow.json`` and its architecture.
@@ -205,9 +206,7 @@ def transform(
     wide = source if output.dtype is None else Cast(source, output.dtype, at_least=True)
     grown: Source = Grown(wide, growth, axes)
     if noise is not None:
-        if isinstance(growth, Rules):
-            raise CheckpointError("noise requires a growth by copies of units: omit the noise")
-        grown = Noisy(grown, growth, seed, noise)
+        grown = CONVERSIONS["noise"](grown, growth, seed, noise)
     if lora is None:
         _check_no_lora(source.folder)
     given = {"lora": lora, "optimizer": optimizer}

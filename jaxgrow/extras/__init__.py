@@ -88,7 +88,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "card of a changed model": {"transformers": "jaxgrow.extras.commands.card"},
     "operator function": {"prune": "jaxgrow.extras.pruning"},
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
-    "conversion": {"colours": "jaxgrow.extras.gray_images"},
+    "conversion": {"colours": "jaxgrow.extras.gray_images", "noise": "jaxgrow.extras.noisy"},
     "stored experts": {"fused": "jaxgrow.extras.families.fused_experts"},
     "adapter": {"lora": "jaxgrow.extras.hf_peft.alone"},
     "diagnosis": {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -376,7 +376,8 @@ class _TensorReader:
         self._source = source
         self._family = family
         self.names = family.names(source.config)
-        self._last: tuple[tuple[str, int | None] | None, np.ndarray] = (None, np.zeros(0))
+        # The experts of a leaf are written one after the other.
+        self._read = lru_cache(1)(source.read)
         self._sizes = source.sizes()
         self._forms = tensor_forms(source, family)
 
@@ -422,12 +423,6 @@ class _TensorReader:
             out = out.astype(dtype, copy=False)
         assert out is not None
         return out
-
-    def _read(self, path: str, layer: int | None) -> np.ndarray:
-        """Read a leaf, and keep it, because its experts are written one after the other."""
-        if self._last[0] != (path, layer):
-            self._last = (path, layer), self._source.read(path, layer)
-        return self._last[1]
 
 
 def write_hf_folder(

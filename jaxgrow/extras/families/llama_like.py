@@ -22,7 +22,6 @@ Granite    factors of embeddings, scores, sublayers and logits; also the dense m
 
 import math
 from dataclasses import replace
-from functools import partial
 
 from jaxgrow.checkpoints.hf.base import Heads, key_of
 from jaxgrow.checkpoints.hf.families.llama import (
@@ -157,8 +156,18 @@ def _written_gemma2(config: LlamaConfig) -> Json:
 
 _FORWARDS = {"use_bidirectional_attention": (False, None)}
 _GELU = {"hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), **_FORWARDS}
+
+
+def _shifted_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
+    """Return the layouts of the leaves; the scales of all norms are stored minus one."""
+    return {
+        path: replace(place, plus=-1.0) if path.endswith("/scale") else place
+        for path, place in llama_layouts(config).items()
+    }
+
+
 _SHIFTED: Json = {
-    "names": partial(llama_layouts, one=1.0),
+    "names": _shifted_layouts,
     "folded": ("embed_scale", "query_eps"),
     "absent": {"tie_word_embeddings": True},
 }
@@ -271,6 +280,22 @@ def _phi3_heads(config: LlamaConfig) -> Heads:
     return "divide embed" if config.rope_by == "longrope" else "must divide embed"
 
 
+def _fused_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
+    """Return the layouts; queries, keys and values are one tensor, and gate and up another one."""
+    found = llama_layouts(config)
+    queries = tuple(f"{heads} head_dim" for heads in HEADS.values())
+    for module, kernels, beside in (
+        ("self_attn.qkv_proj", [f"attention/{path}" for path in HEADS], queries),
+        ("mlp.gate_up_proj", ["mlp/gate", "mlp/up"], ("mlp", "mlp")),
+    ):
+        for part, path in enumerate(kernels):
+            own = found[f"blocks/{path}/kernel"]
+            found[f"blocks/{path}/kernel"] = replace(
+                own, name=f"{LAYER}{module}.weight", part=part, beside=beside
+            )
+    return found
+
+
 PHI3 = decoder_families(
     "Phi3",
     "phi3",
@@ -278,7 +303,7 @@ PHI3 = decoder_families(
     _read_phi3,
     _written_phi3,
     absent={"rms_norm_eps": 1e-5},
-    names=partial(llama_layouts, fused=True),
+    names=_fused_layouts,
     heads=_phi3_heads,
 )
 

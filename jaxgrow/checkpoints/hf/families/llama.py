@@ -35,43 +35,35 @@ MLP_KERNELS = {"gate": ("mlp", "embed"), "up": ("mlp", "embed"), "down": ("embed
 
 def llama_layouts(
     config: LlamaConfig,
-    fused: bool = False,
-    one: float = 0.0,
     mlp: Callable[[LlamaConfig], dict[str, TensorLayout]] | None = None,
 ) -> dict[str, TensorLayout]:
     """Return the layouts of the leaves.
 
     Args:
       config: the config.
-      fused: whether queries, keys and values are one tensor, and gate and up another one.
-      one: the number that is subtracted from the norm scales when they are stored.
       mlp: the layouts of a mixture of experts in place of the MLP.
     """
     embedded = _stored_factor(config)
     found = {
         "token_embedding": TensorLayout("model.embed_tokens.weight", "vocab embed", times=embedded)
     }
-    found |= _attention_layouts(config, fused, one) | head_layout(config, "lm_head")
-    found |= _mlp_layouts(config, fused) if mlp is None else mlp(config)
+    found |= _attention_layouts(config) | head_layout(config, "lm_head")
+    found |= _mlp_layouts(config) if mlp is None else mlp(config)
     if config.norm_scale:
         for path, module in NORMS[config.norms].items():
-            found[f"blocks/{path}/scale"] = TensorLayout(
-                f"{LAYER}{module}.weight", "embed", plus=-one
-            )
+            found[f"blocks/{path}/scale"] = TensorLayout(f"{LAYER}{module}.weight", "embed")
         # A tied embedding is multiplied by its factor at the input, but not at the output. There,
         # the final norm compensates for the factor of the stored embedding.
         times = 1 / embedded if config.ties else 1.0
-        final = TensorLayout("model.norm.weight", "embed", times=times, plus=-one)
-        found["final_norm/scale"] = final
+        found["final_norm/scale"] = TensorLayout("model.norm.weight", "embed", times=times)
     return found
 
 
-def _attention_layouts(config: LlamaConfig, fused: bool, one: float) -> dict[str, TensorLayout]:
+def _attention_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
     attention, module = "blocks/attention/", f"{LAYER}self_attn."
     out = ("embed", "(heads head_dim)")
     found = linear_layouts(f"{attention}out", f"{module}o_proj", *out, bias=config.out_bias)
-    beside = tuple(f"{heads} head_dim" for heads in HEADS.values())
-    for part, (path, heads) in enumerate(HEADS.items()):
+    for path, heads in HEADS.items():
         outputs = f"({heads} head_dim)"
         normed = config.query_norm != "none" and path != "value"
         # The architecture has the same eps in all norms. The output of a norm does not change if
@@ -79,28 +71,23 @@ def _attention_layouts(config: LlamaConfig, fused: bool, one: float) -> dict[str
         # stored by scaling the kernel before it.
         other_eps = normed and config.query_eps
         times = (config.eps / config.query_eps) ** 0.5 if other_eps else 1.0
-        name = "qkv_proj" if fused else f"{path[0]}_proj"
-        of = (part, beside) if fused else (None, ())
-        layout = TensorLayout(f"{module}{name}.weight", f"{outputs} embed", *of, times=times)
-        found[f"{attention}{path}/kernel"] = layout
+        kernel = TensorLayout(f"{module}{path[0]}_proj.weight", f"{outputs} embed", times=times)
+        found[f"{attention}{path}/kernel"] = kernel
         if config.qkv_bias:
             found[f"{attention}{path}/bias"] = TensorLayout(f"{module}{path[0]}_proj.bias", outputs)
         if normed:
             over = outputs if config.query_norm == "all" else "head_dim"
-            scale = TensorLayout(f"{module}{path[0]}_norm.weight", over, plus=-one)
+            scale = TensorLayout(f"{module}{path[0]}_norm.weight", over)
             found[f"{attention}{path}_norm/scale"] = scale
     return found
 
 
-def _mlp_layouts(config: LlamaConfig, fused: bool) -> dict[str, TensorLayout]:
+def _mlp_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
     found = {}
     for path, of in MLP_KERNELS.items():
         found |= linear_layouts(
             f"blocks/mlp/{path}", f"{LAYER}mlp.{path}_proj", *of, bias=config.mlp_bias
         )
-    for part, path in enumerate(("gate", "up") if fused else ()):
-        kernel = TensorLayout(f"{LAYER}mlp.gate_up_proj.weight", "mlp embed", part, ("mlp", "mlp"))
-        found[f"blocks/mlp/{path}/kernel"] = kernel
     return found
 
 
