@@ -7,7 +7,7 @@ additional rules.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import jax
@@ -322,31 +322,6 @@ def shared_spec(names: Names, shape: tuple[int, ...], new: Sequence[int]) -> P:
     return P(*[a if a == b else None for a, b in zip(before, after, strict=True)])
 
 
-def map_devices(each: Callable, in_specs: Tree, out_specs: Tree) -> Callable:
-    """Map a function over the devices of the mesh, so that each device computes on its own shards.
-
-    For traced code. Without automatic mesh axes, the function is returned unchanged.
-
-    Args:
-      each: the function of the local shards.
-      in_specs: the partition specs of its arguments, as for `jax.shard_map`.
-      out_specs: the partition specs of its results.
-    """
-    if not _automatic():
-        return each
-    return jax.shard_map(each, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-
-def mean_of_devices(x: jax.Array) -> jax.Array:
-    """Average a value over the devices that have different samples.
-
-    For code that is mapped over `BATCH` axes by `jax.pmap` or `jax.shard_map`. In other code, a
-    value already covers all samples, and it is returned unchanged.
-    """
-    over = tuple(a for a in BATCH if a in _of_type(AxisType.Manual))
-    return jax.lax.pmean(x, over) if over else x
-
-
 def whole_along(x: jax.Array, dim: int) -> jax.Array:
     """Replicate a traced parameter along one dimension, which is contracted next.
 
@@ -405,10 +380,10 @@ def axis_parts(name: str) -> int:
 
 def _automatic() -> dict[str, int]:
     """The sizes of the mesh axes over which XLA shards the traced computation automatically."""
-    return _of_type(AxisType.Auto)
+    return axes_of_type(AxisType.Auto)
 
 
-def _of_type(kind: AxisType) -> dict[str, int]:
+def axes_of_type(kind: AxisType) -> dict[str, int]:
     """The sizes of the axes of the current mesh that have this type and several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))

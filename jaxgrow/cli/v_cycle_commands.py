@@ -3,8 +3,6 @@
 import argparse
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from jaxgrow import operators
 from jaxgrow.axes.names import axis_kind, sibling_axis
 from jaxgrow.checkpoints import Interpolated, open_checkpoint
@@ -14,7 +12,6 @@ from jaxgrow.cli.errors import UsageError, errors_with_options
 from jaxgrow.cli.options import AXES, axis_option
 from jaxgrow.cli.writing import transform_model, write_model
 from jaxgrow.growth.maps import AxisMap
-from jaxgrow.growth.matrices import dense
 from jaxgrow.operators.targets import width_axes
 from jaxgrow.registry import Registry
 
@@ -27,6 +24,11 @@ MERGES: Registry[
     ]
 ] = Registry("merge")
 
+# Notes for the user about groups, from the given groups and the growth.
+GROUP_NOTES: Registry[
+    Callable[[Mapping[str, operators.Groups], Mapping[str, AxisMap]], list[str]]
+] = Registry("note on groups")
+
 
 def run_coalesce(a: argparse.Namespace) -> None:
     """Run ``jaxgrow coalesce``."""
@@ -37,39 +39,8 @@ def run_coalesce(a: argparse.Namespace) -> None:
     if groups.get("layers") == "alike":
         # Record explicit groups: decoalesce cannot derive them from the small model.
         groups["layers"] = operators.alike(source.config.layer_kinds)
-    notes = _odd_groups(groups, growth) + _own_key_groups(groups, growth)
+    notes = [note for about in GROUP_NOTES.values() for note in about(groups, growth)]
     transform_model(a, source, growth, groups | {"tied": a.tied}, notes)
-
-
-def _odd_groups(groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]) -> list[str]:
-    """A note for each axis with an odd number of heads, which a named grouping cannot pair."""
-    name = groups.get("heads", groups.get("kv_heads"))
-    notes = []
-    for axis, m in growth.items():
-        size = m.old // m.new
-        if axis_kind(axis) in ("heads", "kv_heads") and name in ("far", "adjacent") and size > 2:
-            notes.append(
-                f"{m.old} {axis} cannot be grouped in pairs, so {name!r} merged groups of {size}, "
-                f"like {name}:{size}"
-            )
-    return notes
-
-
-def _own_key_groups(
-    groups: Mapping[str, operators.Groups], growth: Mapping[str, AxisMap]
-) -> list[str]:
-    """A note if decoalesce cannot derive the number of key/value heads from the groups of heads."""
-    heads, keys = growth.get("heads"), growth.get("kv_heads")
-    if heads is None or keys is None or "kv_heads" in groups:
-        return []
-    if keys.old * heads.new == keys.new * heads.old:
-        return []
-    merged = [np.flatnonzero(row) for row in dense(keys.write)]
-    own = ",".join("+".join(map(str, group)) for group in merged)
-    return [
-        f"{keys.old} kv_heads become {keys.new}, unlike {heads.old} heads, which become "
-        f"{heads.new}: give decoalesce the groups --kv-heads {own} as well"
-    ]
 
 
 def run_decoalesce(a: argparse.Namespace) -> None:

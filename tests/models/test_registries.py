@@ -41,6 +41,7 @@ REGISTRIES = {
     "model card": "train.store.workdir:CARDS",
     "model family": "jaxgrow.models.config:Config.families",
     "modifier": "train.plan.training:MODIFIERS",
+    "note on groups": "jaxgrow.cli.v_cycle_commands:GROUP_NOTES",
     "naming": "jaxgrow.checkpoints.hf.registry:NAMING",
     "operator function": "jaxgrow.operators:LATER",
     "origin": "train.store.origin:ORIGINS",

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from jaxgrow.extras.models.mapped import map_devices
 from jaxgrow.models.attention import KERNELS, Kernel, ScoreForm, Unsupported
-from jaxgrow.sharding import CONTEXT, RULES, axis_parts, batch_axes, current_platform, map_devices
+from jaxgrow.sharding import CONTEXT, RULES, axis_parts, batch_axes, current_platform
 
 # The lanes of a TPU: the size of a block of splash attention is a multiple of this number.
 LANES = 128

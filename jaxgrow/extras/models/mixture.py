@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, Names, axis_of, named_init
+from jaxgrow.extras.models.mapped import map_devices, mean_of_devices
 from jaxgrow.models.config import EXPERTS, SHARED
 from jaxgrow.models.llama import MIXTURES
 from jaxgrow.models.modules import MLP, Linear, quick_gelu
@@ -28,8 +29,6 @@ from jaxgrow.sharding import (
     batch_axes,
     current_platform,
     group_samples,
-    map_devices,
-    mean_of_devices,
     sequence_parts,
     undivided_by_samples,
     ungroup_samples,
