@@ -51,6 +51,7 @@ from train.extras.advice.forecast import (
     forecast_saving,
     small_slowdown,
 )
+from train.extras.comparison_report import step_seconds
 from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.recipes import deep_vcycle, deepened
@@ -340,7 +341,7 @@ def run_pilot(
         return [line["loss"] for line in of.log if "loss" in line]
 
     scratch = ran(base)
-    step = scratch.step_seconds(0)
+    step = step_seconds(scratch, 0)
     assert step is not None  # the log has each step
     grown = ran(growing, step)
     lag = steps_behind(losses(scratch), losses(grown), small)
@@ -389,7 +390,7 @@ def run_slowdown(run: Run) -> float:
     small, large = min(phases, key=lambda phase: phase[1]["parameters"]), phases[-1]
     paces = []
     for i, phase in (small, large):
-        time = run.step_seconds(i)
+        time = step_seconds(run, i)
         if time is None:
             raise UserError(
                 f"{run.folder} has too few lines in its log to measure the times of steps"

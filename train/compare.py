@@ -39,21 +39,17 @@ runs continue.
 
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 
 from train.analysis.comparing import (
-    FIGURES,
     LENGTHS,
+    REPORTS,
     SCORERS,
     run_comparison,
     set_losses,
     shortened_experiment,
 )
-from train.analysis.savings import Comparison
 from train.arguments import command_parser
 from train.common.errors import exits_cleanly
-from train.common.files import write_record, write_text
-from train.common.output import say
 from train.config.experiment import Experiment, load_experiment, with_fitting_steps
 
 
@@ -73,7 +69,7 @@ def main() -> None:
         for scorer in scorers:
             scores |= scorer(runs)
     finally:  # all runs have finished, so their comparison does not depend on the scores
-        _write_report(replace(comparison, notes=tuple(notes), scores=scores), folder)
+        REPORTS["markdown"](replace(comparison, notes=tuple(notes), scores=scores), folder)
 
 
 def _shorter(arguments: Namespace, steps: int) -> list[Experiment]:
@@ -85,23 +81,6 @@ def _shorter(arguments: Namespace, steps: int) -> list[Experiment]:
         )
         for fraction, settings in arguments.frontier
     ]
-
-
-def _write_report(comparison: Comparison, folder: Path) -> None:
-    """Print the report, and write the report, all numbers and the plots to a folder."""
-    report = comparison.report()
-    write_text(folder / "compare.md", report)
-    summary = {
-        "rows": comparison.rows(),
-        "noise": comparison.noise(),
-        "doubts": comparison.doubts(),
-        "diverged": comparison.diverged,
-    } | {name: rows for name, (rows, _) in comparison.sections.items()}
-    write_record(folder / "compare.json", summary)
-    figures = FIGURES["plots"](comparison, folder)
-    say(
-        f"\n{report}\nall numbers: {folder / 'compare.json'}\nplots: {', '.join(map(str, figures))}"
-    )
 
 
 if __name__ == "__main__":

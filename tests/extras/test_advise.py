@@ -27,6 +27,7 @@ from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment
 from train.extras import timing
 from train.extras.advice.evidence import PilotRow, all_evidence
+from train.extras.comparison_report import step_seconds
 from train.plan.methods import Growing, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened
@@ -393,7 +394,7 @@ def test_the_slowdown_of_a_run_comes_from_its_log():
     run = logged_runs("m3", "wiki_m3_halves")[0]
     small, large = run.result["phases"][0], run.result["phases"][-1]
     assert small["parameters"] < large["parameters"]
-    pace = [run.step_seconds(i) / (p["flops"] / p["steps"]) for i, p in ((0, small), (-1, large))]
+    pace = [step_seconds(run, i) / (p["flops"] / p["steps"]) for i, p in ((0, small), (-1, large))]
     assert advise.run_slowdown(run) == pytest.approx(pace[0] / pace[1])
 
 

@@ -16,6 +16,7 @@ from train import compare
 from train.analysis import comparing
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
+from train.extras.comparison_report import markdown_report
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.recipes import deepened
 from train.run import trainer
@@ -40,7 +41,7 @@ def test_the_report_is_written_if_a_score_fails(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(compare, "run_comparison", lambda *_: finished)
     monkeypatch.setattr(compare, "SCORERS", {"evaluate": lambda arguments: fails})
-    monkeypatch.setattr(compare, "_write_report", lambda *about: written.append(about))
+    monkeypatch.setattr(compare, "REPORTS", {"markdown": lambda *about: written.append(about)})
     script = runs.script(tmp_path, runs.experiment(tmp_path))
     arguments = ["compare", script, "--workdir", str(tmp_path), "--evaluate", "blimp"]
     monkeypatch.setattr(sys, "argv", arguments)
@@ -53,12 +54,12 @@ def test_what_models_can_do_is_a_table_of_its_own(comparison, tmp_path):
     scores = {
         "sst2, accuracy": [[0.5], [0.75], [0.25]][: len(comparison.runs) + len(comparison.frontier)]
     }
-    _, rows, *_ = tables(replace(comparison, scores=scores).report())
+    _, rows, *_ = tables(markdown_report(replace(comparison, scores=scores)))
     assert [row["sst2, accuracy"] for row in rows.values()] == [
         f"{x:.4f}" for (x,) in scores["sst2, accuracy"]
     ]
     assert {row["loss"] for row in rows.values()} == {
-        row["loss"] for row in tables(comparison.report())[0].values()
+        row["loss"] for row in tables(markdown_report(comparison))[0].values()
     }
 
 

@@ -19,6 +19,7 @@ from train.analysis.runs import (
 )
 from train.analysis.savings import Comparison
 from train.extras import run_plots as plots
+from train.extras.comparison_report import markdown_report
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, p
         for s, a in ((0, 0.5), (1, 0.75))
     ]
     comparison = Comparison([runs], [])
-    row = tables(comparison.report())[0]["run"]
+    row = tables(markdown_report(comparison))[0]["run"]
     assert row.get("accuracy") == ("62.5%" if model.predicts == "classes" else None)
     plots.plot_losses(comparison, tmp_path / "losses.png")
     assert figures[-1].axes[0].get_ylabel() == f"validation loss (nats per {per})"

@@ -11,7 +11,8 @@ from benchmarks.curves import logged_runs
 from train.advise import run_slowdown
 from train.analysis.runs import Run
 from train.analysis.savings import Comparison
-from train.extras.report_sections import tokens_to_baseline
+from train.extras.comparison_report import markdown_report, result_lines
+from train.extras.report_sections import SECTIONS, tokens_to_baseline
 
 
 def logged(folder: Path, name: str, points: list[tuple[str, int, float]], seed: int = 0, **result):
@@ -57,9 +58,9 @@ def test_growths_are_a_table(tmp_path):
         for seed, loss in ((0, 3.0), (1, 4.0))
     ]
     found = Comparison([base, grown], [])
-    (row,) = found.sections["growths"][0]
+    (row,) = SECTIONS["growths"](found)[0]
     assert row["tokens_to_baseline"] == [pytest.approx(2), None] and row["loss_after"] == [4.6] * 2
-    (table,) = [t for t in tables(found.report()) if "growth" in next(iter(t.values()))]
+    (table,) = [t for t in tables(markdown_report(found)) if "growth" in next(iter(t.values()))]
     assert table["grown"] == {
         **{"run": "grown", "growth": "grow small", "loss before": "4.5000", "after": "4.6000"},
         **{"caught up after": "never: 1 of 2 seeds"},
@@ -71,7 +72,7 @@ def test_runs_without_a_time_of_resharding_have_a_table(tmp_path):
     """They did not move any arrays on their own."""
     growth = {name: x for name, x in GROWTH.items() if name != "resharding_seconds"}
     grown = logged(tmp_path, "grown", [("train large", 25, 3.0)], growths=[growth])
-    report = Comparison([[logged(tmp_path, "base", BASE)], [grown]], []).report()
+    report = markdown_report(Comparison([[logged(tmp_path, "base", BASE)], [grown]], []))
     (table,) = [t for t in tables(report) if "growth" in next(iter(t.values()))]
     assert table["grown"]["resharding"] == "0.0 s"
 
@@ -88,7 +89,7 @@ def test_the_seconds_of_slower_flops_are_explained(tmp_path):
         tmp_path, "grown", [("train large", 4, 30.0, 3.0)], phases=phases, flops=250.0,
         seconds=34.0, compile_seconds=4.0,
     )  # fmt: skip
-    report = Comparison([[whole], [grown]], []).report()
+    report = markdown_report(Comparison([[whole], [grown]], []))
     assert "grown took 30.0 s. At the speed of whole, its FLOPs take 25.0 s." in report
     assert "The difference: small model +5.0 s." in " ".join(report.split())
     times = tables(report)[-1]
@@ -113,7 +114,7 @@ def test_a_reason_is_given_if_and_only_if_the_times_differ(tmp_path, seconds, re
         tmp_path, "grown", [("train large", 4, 30.0, 3.0)], phases=phases, flops=total,
         seconds=sum(seconds), compile_seconds=0.0, uncounted={"validation": 9.0},
     )  # fmt: skip
-    report = " ".join(Comparison([[whole], [grown]], []).report().split())
+    report = " ".join(markdown_report(Comparison([[whole], [grown]], [])).split())
     assert ("The difference: " in report) == bool(reason) and reason in report
     assert "| grown | 30.0 | 0.0 | 9.0 | 0.0 |" in re.sub(" +", " ", report)
 
@@ -127,7 +128,7 @@ def test_a_frontier_of_another_speed_is_a_reason(tmp_path):
         tmp_path, "short", [("train large", 4, 25.0, 3.4)], phases=[phase], flops=200.0,
         seconds=25.0, compile_seconds=0.0,
     )  # fmt: skip
-    report = " ".join(Comparison([[whole]], [[short]]).report().split())
+    report = " ".join(markdown_report(Comparison([[whole]], [[short]])).split())
     assert "short took 25.0 s. At the speed of whole, its FLOPs take 20.0 s." in report
 
 
@@ -140,9 +141,9 @@ def test_a_run_compared_with_itself_saves_nothing():
     for name in ("frontier", "frontier_seconds", "flops", "run_seconds", "seconds"):
         assert row[f"saved_{name}"] == pytest.approx([0.0] * 3, abs=1e-12), name
     assert (row["flops"], row["run_seconds"], row["below_frontier"]) == (1, 1, [False] * 3)
-    assert found.sections["growths"] == ([], "")
-    assert "m1_low took" not in " ".join(found.sections["times"][1].split())
-    (text,) = found.results()
+    assert SECTIONS["growths"](found) == ([], "")
+    assert "m1_low took" not in " ".join(SECTIONS["times"](found)[1].split())
+    (text,) = result_lines(found)
     assert "reached its loss with 0.0 % ± 0.0 fewer FLOPs than a run from scratch" in text
     assert run_slowdown(base[0]) == 1
 
@@ -154,8 +155,8 @@ def test_averages_of_weights_are_a_table(tmp_path):
         for seed, loss in ((0, 2.5), (1, 2.75))
     ]
     found = Comparison([base, averaged], [])
-    (row,) = found.sections["averages"][0]
+    (row,) = SECTIONS["averages"](found)[0]
     assert (row["run"], row["val_loss_ema"]) == ("averaged", [2.5, 2.75])
-    (table,) = [t for t in tables(found.report()) if "average" in next(iter(t.values()))]
+    (table,) = [t for t in tables(markdown_report(found)) if "average" in next(iter(t.values()))]
     assert table["averaged"]["average"] == "2.6250 [2.5000, 2.7500]"
-    assert Comparison([base], []).sections["averages"] == ([], "")
+    assert SECTIONS["averages"](Comparison([base], [])) == ([], "")

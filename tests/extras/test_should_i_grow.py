@@ -23,6 +23,7 @@ from train.extras.advice.forecast import (
     pilot_error,
     small_slowdown,
 )
+from train.extras.comparison_report import step_seconds
 
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs/should-i-grow.md").read_text().split())
@@ -215,7 +216,7 @@ def hardware() -> Iterator[str]:
     paces = {}
     for folder, name in (("m3", "wiki_m3"), ("m1_adamw", "wiki_m1_adamw"), ("m1_low", "m1_low")):
         runs = [run for same in logged(folder, name, f"{name}_deepen") for run in same]
-        steps = [seconds for run in runs if (seconds := run.step_seconds(-1))]
+        steps = [seconds for run in runs if (seconds := step_seconds(run, -1))]
         paces[folder] = max(steps) / min(steps)
         assert bool(runs[0].result["xla"]["options"]) == (folder != "m1_low")
     more = 100 * (max(paces["m3"], paces["m1_adamw"]) - 1)

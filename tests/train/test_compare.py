@@ -30,6 +30,7 @@ from train.analysis.runs import Run, frontier_budget, half_width, p_value, refus
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.overrides import seed_list
+from train.extras.comparison_report import markdown_report, result_lines, step_seconds
 from train.extras.run_plots import mean_curves
 from train.step import programs
 
@@ -94,7 +95,10 @@ def test_a_run_that_ends_with_an_earlier_model_costs_all_of_its_steps(tmp_path):
     longer = made(tmp_path, "longer", curve, phases=[*one, *one])
     shorter = made(tmp_path, "longer", curve, seed=1, phases=one)
     same = [scratch, made(tmp_path, "scratch", SCRATCH, seed=1)]
-    assert tables(Comparison([same, [longer, shorter]], []).report())[1]["longer"]["steps"] == "4"
+    assert (
+        tables(markdown_report(Comparison([same, [longer, shorter]], [])))[1]["longer"]["steps"]
+        == "4"
+    )
 
 
 @pytest.fixture
@@ -135,7 +139,7 @@ def test_a_run_compared_with_itself_saves_nothing(comparison):
     for name in ("saved_frontier", "saved_frontier_seconds"):
         saved = [x for r in (row, again, shorter) for x in r[name]]
         assert saved == pytest.approx([0.0] * 3, abs=1e-9)
-    assert "The difference" not in found.report()
+    assert "The difference" not in markdown_report(found)
 
 
 def test_the_interval_is_students(tmp_path):
@@ -165,7 +169,7 @@ def test_five_seeds_have_a_p_value(tmp_path):
     comparison = Comparison([base, grown], [shorter])
     row = comparison.rows()[1]
     assert row["saved_frontier_p"] == p_value(row["saved_frontier"])
-    assert f"(5 seeds, p = {row['saved_frontier_p']:.2g})" in comparison.results()[0]
+    assert f"(5 seeds, p = {row['saved_frontier_p']:.2g})" in result_lines(comparison)[0]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +186,11 @@ def test_a_range_of_seeds_that_is_none_is_refused(text):
 
 
 def test_the_tables_say_what_was_not_reached(comparison, tmp_path):
-    main, *_ = tables(comparison.report())
+    main, *_ = tables(markdown_report(comparison))
     assert main["cycle"]["FLOPs saved vs. frontier"] == "> 40.0 % [20.0, 60.0]"
     for name, cost, says in (("worse", 39.0, "above"), ("short", 9.0, "cheaper than")):
         runs = [made(tmp_path, name, [("train large", 1, cost, 7.0)], seed=s) for s in (0, 1)]
-        main, *_ = tables(replace(comparison, runs=[*comparison.runs, runs]).report())
+        main, *_ = tables(markdown_report(replace(comparison, runs=[*comparison.runs, runs])))
         assert main[name]["FLOPs saved vs. frontier"] == f"{says} the frontier"
 
 
@@ -198,8 +202,8 @@ def test_the_report_fits_into_100_columns(comparison, tmp_path):
     short = made(tmp_path, "scratch-x0.5", [("train large", 1, 20.0, 4.0)], seed=2)
     runs = [[*same, more] for same, more in zip(comparison.runs, third, strict=True)]
     every = Comparison(runs, [[*comparison.frontier[0], short]], diverged={"wild": [0, 1, 2]})
-    assert max(map(len, every.report().splitlines())) <= 100
-    main, phases, times = tables(every.report())
+    assert max(map(len, markdown_report(every).splitlines())) <= 100
+    main, phases, times = tables(markdown_report(every))
     saved = ["FLOPs saved vs. frontier", "seconds saved"]
     assert list(main["scratch"]) == ["run", "FLOPs", "loss", *saved]
     # a run compared with itself
@@ -211,15 +215,15 @@ def test_the_report_fits_into_100_columns(comparison, tmp_path):
 
 def test_the_result_is_told_in_words(comparison, tmp_path):
     scratch, _ = comparison.runs
-    (line,) = comparison.results()
+    (line,) = result_lines(comparison)
     assert line == (
         "Result: cycle reached its loss with more than 40.0 % fewer FLOPs than a run from scratch (2 seeds). "
         "Its loss is 2.0000 with 60% of the FLOPs of scratch, whose loss is 3.0000."
     )
-    assert " ".join(comparison.report().split()).endswith(line)
+    assert " ".join(markdown_report(comparison).split()).endswith(line)
     assert (
         "has no known saving, because there is no shorter run from scratch (--frontier)"
-        in replace(comparison, frontier=[]).results()[0]
+        in result_lines(replace(comparison, frontier=[]))[0]
     )
     for name, loss, says in [
         ("worse", 7.0, "saved nothing: it ended above every run from scratch."),
@@ -230,10 +234,10 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
         cost = {"cheap": 20.0, "short": 10.0}.get(name, 39.0)
         one = made(tmp_path, name, [("train large", 1, cost, loss)])
         found = Comparison([scratch[:1], [one]], [comparison.frontier[0][:1]])
-        (line,) = found.results()
+        (line,) = result_lines(found)
         assert says in line and ("(one seed)" in line or name in ("worse", "short"))
-        assert ("cheaper than the frontier" in found.report()) == (name == "short")
-        assert ("above the frontier" in found.report()) == (name == "worse")
+        assert ("cheaper than the frontier" in markdown_report(found)) == (name == "short")
+        assert ("above the frontier" in markdown_report(found)) == (name == "worse")
         assert ("scratch-x0.5, from scratch with the same cost, has a loss of 4.0000" in line) == (
             name == "cheap"
         )
@@ -244,9 +248,9 @@ def test_a_negative_bound_is_an_upper_bound_of_the_additional_flops(tmp_path):
     short = at(tmp_path, "full-x0.5", [(20.0, 4.0), (20.0, 4.0)])
     below = at(tmp_path, "below", [(48.0, 2.9), (48.0, 2.9)])
     found = Comparison([full, below], [short])
-    (line,) = found.results()
+    (line,) = result_lines(found)
     assert "with at most 20.0 % more FLOPs than a run from scratch (2 seeds)" in line
-    main, *_ = tables(found.report())
+    main, *_ = tables(markdown_report(found))
     assert main["below"]["FLOPs saved vs. frontier"] == "> -20.0 % [-20.0, -20.0]"
 
 
@@ -256,13 +260,13 @@ def test_one_seed_above_the_frontier_does_not_mean_that_no_seed_saved(tmp_path):
     mixed = at(tmp_path, "mixed", [(30.0, 3.1), (30.0, 4.1), (30.0, 3.1)])
     cheap = at(tmp_path, "cheap", [(19.0, 3.9), (19.0, 3.9), (19.0, 4.1)])
     found = Comparison([full, mixed, cheap], [short])
-    first, second = found.results()
+    first, second = result_lines(found)
     assert (
         "has no mean saving, because with 1 of 3 seeds it ended above every run from scratch"
         in first
     )
     assert "because with 1 of 3 seeds it costs less than the shortest run from scratch" in second
-    main, *_ = tables(found.report())
+    main, *_ = tables(markdown_report(found))
     assert main["mixed"]["FLOPs saved vs. frontier"] == "above the frontier: 1 of 3 seeds"
     assert main["cheap"]["FLOPs saved vs. frontier"] == "cheaper than the frontier: 1 of 3 seeds"
 
@@ -273,12 +277,12 @@ def test_a_shorter_run_that_diverged_leaves_a_smaller_frontier(tmp_path):
     short = at(tmp_path, "full-x0.5", [(20.0, 4.0)])
     run = at(tmp_path, "run", [(30.0, 3.1), (30.0, 3.1)])
     found = Comparison([full, run], [short], diverged={"full-x0.5": [1]})
-    main, *_ = tables(found.report())
+    main, *_ = tables(markdown_report(found))
     assert main["full"]["FLOPs saved vs. frontier"] == "0.0 % [0.0, 0.0]"
     assert main["run"]["FLOPs saved vs. frontier"] == "cheaper than the frontier: 1 of 2 seeds"
     assert (
         "full-x0.5 diverged with seed 1, so the frontier of each of these seeds has one run less."
-        in " ".join(found.report().split())
+        in " ".join(markdown_report(found).split())
     )
 
 
@@ -286,7 +290,7 @@ def test_the_values_of_two_seeds_are_in_the_order_of_the_seeds(tmp_path):
     full = at(tmp_path, "full", [(40.0, 3.0)] * 2)
     short = at(tmp_path, "full-x0.5", [(20.0, 4.0)] * 2)
     run = at(tmp_path, "run", [(20.0, 3.5), (22.0, 3.5)])
-    main, *_ = tables(Comparison([full, run], [short]).report())
+    main, *_ = tables(markdown_report(Comparison([full, run], [short])))
     assert main["run"]["FLOPs saved vs. frontier"] == "25.8 % [29.3, 22.2]"
 
 
@@ -295,9 +299,11 @@ def test_without_a_frontier_no_saving_is_reported(comparison):
     for row in alone.rows():
         assert row["saved_frontier"] is row["saved_frontier_given"] is row["below_frontier"] is None
         assert row["saved_frontier_interval"] is None
-    main, *_ = tables(alone.report())
+    main, *_ = tables(markdown_report(alone))
     assert not [column for column in main["cycle"] if "saved" in column]
-    assert "add --frontier" in alone.report() and "add --frontier" not in comparison.report()
+    assert "add --frontier" in markdown_report(alone) and "add --frontier" not in markdown_report(
+        comparison
+    )
 
 
 # --- false claims that a comparison must not make ---
@@ -433,12 +439,12 @@ def test_runs_that_train_otherwise_are_compared(tmp_path):
 def test_a_baseline_that_is_not_decayed_is_said(tmp_path):
     flat = made(tmp_path, "flat", SCRATCH, rates=(0.5, 1.0, 0.3))
     said = "flat is not decayed: it ends at 30% of its peak learning rate"
-    assert said in Comparison([[flat]], []).report()
+    assert said in markdown_report(Comparison([[flat]], []))
     down = made(tmp_path, "down", SCRATCH, rates=(0.5, 1.0, 0.01))
     # A method may keep its learning rate.
-    assert "not decayed" not in Comparison([[down], [flat]], []).report()
+    assert "not decayed" not in markdown_report(Comparison([[down], [flat]], []))
     # Every point of the frontier is a baseline and must decay.
-    assert said in Comparison([[down]], [[flat]]).report()
+    assert said in markdown_report(Comparison([[down]], [[flat]]))
 
 
 def test_the_noise_floor_by_hand(tmp_path):
@@ -451,7 +457,7 @@ def test_the_noise_floor_by_hand(tmp_path):
     assert noise == pytest.approx(
         {"loss": math.sqrt(0.02), "budget": 2 ** (math.sqrt(0.02) / 0.5) - 1}
     )
-    text = " ".join(Comparison([full], [half]).report().split())
+    text = " ".join(markdown_report(Comparison([full], [half])).split())
     assert (
         "the final loss of full varies over 2 seeds by 0.1414 (standard deviation), which corresponds to 21.7% of"
         in text
@@ -469,15 +475,14 @@ def test_the_noise_floor_by_hand(tmp_path):
     ]
     assert Comparison([full], [flat]).noise()["budget"] is None
     said = "the frontier is flat at the baseline, so it does not correspond to a budget"
-    assert said in " ".join(Comparison([full], [flat]).report().split())
+    assert said in " ".join(markdown_report(Comparison([full], [flat])).split())
     assert Comparison([full], []).noise() == {
         "loss": pytest.approx(math.sqrt(0.02)),
         "budget": None,
     }
     assert Comparison([full[:1]], [half[:1]]).noise() == {"loss": None, "budget": None}
-    assert (
-        "One seed: the noise floor and the confidence interval are unknown"
-        in Comparison([full[:1]], [half[:1]]).report()
+    assert "One seed: the noise floor and the confidence interval are unknown" in markdown_report(
+        Comparison([full[:1]], [half[:1]])
     )
 
 
@@ -486,7 +491,7 @@ def test_a_bound_is_one_only_beside_a_number(comparison):
     far = made(
         cycle[1].folder.parent, "cycle-far", [(p, s, c, v + 9) for p, s, c, v in CYCLE], seed=1
     )
-    table = Comparison([comparison.runs[0], [cycle[0], far]], shorter).report()
+    table = markdown_report(Comparison([comparison.runs[0], [cycle[0], far]], shorter))
     assert "| above the frontier: 1 of 2 seeds |" in table and "> above" not in table
 
 
@@ -495,12 +500,12 @@ def test_a_diverged_config_is_marked_without_a_saving(comparison):
     diverged = {"cycle": [1], "wild": [0, 1]}
     partly = Comparison([scratch, cycle[:1]], shorter, diverged=diverged)
     assert [row["diverged"] for row in partly.rows()] == [[], [1], []]
-    main, *_ = tables(partly.report())
+    main, *_ = tables(markdown_report(partly))
     assert main["cycle"]["loss"] == "2.0000, diverged: seed 1"
     assert main["cycle"]["FLOPs saved vs. frontier"] == "diverged: 1 of 2 seeds"
     assert main["wild"]["loss"] == "diverged: seed 0, 1" and main["wild"]["FLOPs"] == ""
-    assert main["scratch"] == tables(comparison.report())[0]["scratch"]
-    assert "wild diverged with seed 0, 1, so no saving is given for it." in partly.report()
+    assert main["scratch"] == tables(markdown_report(comparison))[0]["scratch"]
+    assert "wild diverged with seed 0, 1, so no saving is given for it." in markdown_report(partly)
 
 
 SOURCES = (
@@ -559,8 +564,10 @@ def test_learning_maps_is_a_cost_of_the_method(tmp_path):
 def test_a_phases_layers_and_the_median_time_of_its_steps(tmp_path):
     runs = [dropping(tmp_path, seed, seconds) for seed, seconds in ((0, 0.5), (1, 0.75))]
     # the lower median of eight steps of 0.5 s and eight of (80 - 13) / 8 s
-    assert [runs[0].step_seconds(i) for i in range(3)] == [1.0, None, 0.5]
-    table = Comparison([[made(tmp_path, "scratch", SCRATCH, s) for s in (0, 1)], runs], []).report()
+    assert [step_seconds(runs[0], i) for i in range(3)] == [1.0, None, 0.5]
+    table = markdown_report(
+        Comparison([[made(tmp_path, "scratch", SCRATCH, s) for s in (0, 1)], runs], [])
+    )
     rows = [
         [c.strip() for c in line.split("|")[1:-1]]
         for line in table.splitlines()
@@ -579,7 +586,7 @@ def test_a_short_last_interval_does_not_decide_the_time_of_a_step(tmp_path):
             line = {"phase": "train large", "step": step, "tokens": step, "loss": 2.0}
             line |= {"seconds": seconds, "compile_seconds": 0.0, "flops": 1.0}
             log.write(json.dumps(line) + "\n")
-    assert Run("stage", 0, run.folder).step_seconds(0) == 0.25
+    assert step_seconds(Run("stage", 0, run.folder), 0) == 0.25
 
 
 # --- plots ---

@@ -35,9 +35,9 @@ SCORERS: Registry[Callable[[Namespace], Callable[[Sequence[Sequence[Run]]], Scor
 LENGTHS: Registry[Callable[[Sequence[str], Sequence[str]], tuple[list[Experiment], list[str]]]] = (
     Registry("lengths", "train.extras")
 )
-# What draws a comparison into figures of a folder, and returns their paths.
-FIGURES: Registry[Callable[[Comparison, Path], list[Path]]] = Registry(
-    "comparison figures", "train.extras"
+# What prints a comparison, and writes it to a folder.
+REPORTS: Registry[Callable[[Comparison, Path], None]] = Registry(
+    "comparison report", "train.extras"
 )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal, TypeAlias
 
-import numpy as np
 from scipy import stats
 
 from jaxgrow.models import Config
@@ -52,35 +51,7 @@ class Run:
     @cached_property
     def segments(self) -> list[list[Json]]:
         """The curve, split where the phase changes; the last segment belongs to the final model."""
-        return _phase_segments(self.curve)
-
-    @cached_property
-    def keep(self) -> list[list[Json]]:
-        """The log lines of the steps that dropped layers, split where the phase changes."""
-        return _phase_segments([line for line in self.log if "keep" in line])
-
-    def step_seconds(self, i: int) -> float | None:
-        """The median step time of phase ``i``, in seconds, without compilation and validation.
-
-        It is measured between lines of the log; compilation falls into the interval before the
-        first line. Each interval counts as often as it has steps, because the last one may be much
-        shorter than the others. None if the phase has fewer than two lines.
-        """
-        phases = self.result["phases"]
-        before = sum(p["tokens"] for p in phases[:i])
-        after = before + phases[i]["tokens"]
-        lines = [line for line in self.log if "loss" in line and before < line["tokens"] <= after]
-        if len(lines) < 2:
-            return None
-        steps = np.diff([line["step"] for line in lines])
-        seconds = np.diff([line["seconds"] for line in lines])
-        return float(np.quantile(np.repeat(seconds / steps, steps), 0.5, method="lower"))
-
-    def speed(self, i: int) -> float | None:
-        """The FLOPs per second of the steps of phase ``i``; None if their time is unknown."""
-        phase = self.result["phases"][i]
-        seconds = self.step_seconds(i)
-        return phase["flops"] / phase["steps"] / seconds if phase["steps"] and seconds else None
+        return phase_segments(self.curve)
 
     @property
     def loss(self) -> float:
@@ -127,7 +98,7 @@ class Run:
         return x0 + (x1 - x0) * (y0 - loss) / (y0 - y1)
 
 
-def _phase_segments(lines: Sequence[Json]) -> list[list[Json]]:
+def phase_segments(lines: Sequence[Json]) -> list[list[Json]]:
     """Split log lines where the phase changes."""
     parts: list[list[Json]] = []
     for line in lines:
@@ -252,9 +223,3 @@ def refuse_unlike(configs: Sequence[tuple[str, Json]]) -> None:
                 f"{first} and {name} are not evaluated in the same way: {'; '.join(wrong)}; "
                 f"compare runs that agree in these{hint}"
             )
-
-
-def mean_and_each(values: Sequence[float], form: str) -> str:
-    """The mean; of several values, followed by each value in brackets."""
-    text = form.format(mean(values))
-    return text if len(values) == 1 else f"{text} [{', '.join(form.format(v) for v in values)}]"

@@ -1,19 +1,15 @@
-"""The savings of runs relative to a baseline, over seeds: rows, tables and caveats.
+"""The savings of runs relative to a baseline, over seeds. `train.extras.comparison_report` shows them.
 
 The main measure compares with the frontier; other measures compare along the training curves.
 """
 
 import itertools
 import math
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from statistics import mean, stdev
 from typing import TypeAlias
 
-from jaxgrow.registry import Registry
-from jaxgrow.tables import markdown_table
 from jaxgrow.typed import Json
 from train.analysis.runs import (
     Run,
@@ -25,23 +21,13 @@ from train.analysis.runs import (
     p_value,
     refuse_unlike,
 )
-from train.plan.phase import spoken_phase
 
 UNITS: tuple[Unit, ...] = ("flops", "run_seconds", "seconds")
-ALIKE = 0.03  # two costs are considered equal if their relative difference is below this
-DECAYED = 0.05  # a schedule has decayed if it ends below this fraction of the peak
 # A frontier is flat if the noise floor corresponds to more than this multiple of a budget.
 FLAT = 10.0
 Row: TypeAlias = Json  # one config in compare.json
-Columns: TypeAlias = dict[str, Callable[[Row], str]]
-# A phase without steps is listed if it has more than this part of the FLOPs of its run.
-NOTHING = 0.0005
 # Unit of a saving against the frontier -> its name in a row.
 SAVED: dict[Unit, str] = {"flops": "saved_frontier", "run_seconds": "saved_frontier_seconds"}
-# Further parts of the report, by their name in compare.json: each returns its rows and its text.
-SECTIONS: Registry[Callable[["Comparison"], tuple[list[Json], str]]] = Registry(
-    "report section", "train.extras"
-)
 
 
 def _saved_at_baseline(pairs: Sequence[tuple[Run, Run]]) -> Row:
@@ -184,237 +170,3 @@ class Comparison:
             exponent = deviation * (x1 - x0) / (y0 - y1) if y1 < y0 else math.inf
             budget = math.expm1(exponent) if exponent < math.log1p(FLAT) else None
         return {"loss": deviation, "budget": budget}
-
-    def doubts(self) -> list[str]:
-        """The caveats of the savings, one sentence each."""
-        first = self.runs[0][0]
-        seeds = len(self.runs[0])
-        noise = self.noise()
-        shorter = {runs[0].name for runs in self.frontier}
-        doubts = [*self.notes]
-        for name, lost in self.diverged.items():
-            effect = (
-                "the frontier of each of these seeds has one run less"
-                if name in shorter
-                else "no saving is given for it"
-            )
-            doubts.append(f"{name} diverged with seed {', '.join(map(str, lost))}, so {effect}.")
-        if not self.frontier:
-            doubts.append(
-                "No frontier: add --frontier, such as 0.75, to compare with shorter runs from scratch."
-            )
-        if seeds == 1:
-            doubts.append("One seed: the noise floor and the confidence interval are unknown.")
-        else:
-            floor = f"Noise floor: the final loss of {first.name} varies over {seeds} seeds by "
-            floor += f"{noise['loss']:.4f} (standard deviation)"
-            if noise["budget"] is not None:
-                floor += f", which corresponds to {noise['budget']:.1%} of its budget"
-            elif self.frontier:
-                floor += (
-                    "; the frontier is flat at the baseline, so it does not correspond to a budget"
-                )
-            doubts.append(
-                f"{floor}. ± is half of a 95 % interval: Student's t over the seeds, each compared with its own baseline."
-            )
-        for runs in self.scratch:
-            if (rate := max(r.last_rate for r in runs)) > DECAYED:
-                doubts.append(
-                    f"{runs[0].name} is not decayed: it ends at {rate:.0%} of its peak learning rate. "
-                    "This makes savings look larger."
-                )
-        return doubts
-
-    def results(self) -> list[str]:
-        """The result in words: a line for each config except the baseline and its shorter runs."""
-        base, *rows = self.rows()
-        count = len(self.runs) - 1
-        return [_result_words(row, base, rows[count:]) for row in rows[:count]]
-
-    def report(self) -> str:
-        """The comparison as Markdown: configs, scores, phases, caveats, and the result in words."""
-        parts = [
-            self._main(),
-            *self._scores(),
-            self._phases(),
-            *(text for _, text in self.sections.values() if text),
-            *map(wrap_text, [self._about(), *self.doubts()]),
-        ]
-        return "\n\n".join([*parts, *map(wrap_text, self.results())]) + "\n"
-
-    def _main(self) -> str:
-        rows = self.rows()
-        columns: Columns = {
-            "run": lambda r: r["run"],
-            "FLOPs": lambda r: f"{r['flops']:.3f}",
-            "loss": _loss_cell,
-        }
-        if self.runs[0][0].model.predicts == "classes":
-            columns["accuracy"] = lambda r: f"{mean(r['accuracy']):.1%}"
-        if self.frontier:
-            columns["FLOPs saved vs. frontier"] = _frontier_cell
-            columns["seconds saved"] = partial(_saved_text, name=SAVED["run_seconds"])
-        listed = {row["run"] for row in rows}
-        lost = [name for name in self.diverged if name not in listed]
-        return _row_table(
-            columns,
-            [*rows, *({"run": name, "loss": [], "diverged": self.diverged[name]} for name in lost)],
-        )
-
-    @cached_property
-    def sections(self) -> dict[str, tuple[list[Json], str]]:
-        """The rows and the text of each further part of the report."""
-        return {name: section(self) for name, section in SECTIONS.items()}
-
-    def _about(self) -> str:
-        first = self.runs[0][0]
-        return (
-            f"FLOPs and FLOP/s are relative to {first.name}: {first.cost('flops'):.3g} FLOPs, "
-            f"{mean_cost(self.runs[0], 'run_seconds'):.0f} s of training. Seconds are without compilation and validation. "
-            f"Values are means over {len(self.runs[0])} seed{'s' * (len(self.runs[0]) > 1)}; compare.json has each seed."
-        )
-
-    def _scores(self) -> list[str]:
-        if not self.scores:
-            return []
-        columns: Columns = {"run": lambda r: r["run"], "loss": _loss_cell}
-        columns |= {
-            name: lambda r, name=name: f"{mean(r['scores'][name]):.4f}" for name in self.scores
-        }
-        return [_row_table(columns, self.rows())]
-
-    def _phases(self) -> str:
-        body: list[list[str]] = []
-        usual = self.scratch[0][0].speed(-1)
-        for runs in self.runs:
-            phases = runs[0].result["phases"]
-            for i, p in enumerate(phases):
-                share = p["flops"] / runs[0].cost("flops")
-                if not p["steps"] and share < NOTHING:
-                    continue
-                name = spoken_phase(p["phase"], [other["phase"] for other in phases])
-                counts = [f"{p['parameters']:,}", f"{p['steps']:,}"]
-                layers = f"{round(p['layers'] / p['steps'], 2):g}" if p["steps"] else ""
-                times = _milliseconds(runs, i)
-                speeds = [speed / usual for r in runs if usual and (speed := r.speed(i))]
-                speed = f"{mean(speeds):.2f}" if speeds else ""
-                body.append([runs[0].name, name, *counts, layers, times, f"{share:.1%}", speed])
-        head = ["run", "phase", "parameters", "steps", "layers", "ms per step", "FLOPs", "FLOP/s"]
-        return markdown_table(head, body)
-
-
-def _row_table(columns: Columns, rows: Sequence[Row]) -> str:
-    body = [[_saving_cell(name, cell, row) for name, cell in columns.items()] for row in rows]
-    return markdown_table(list(columns), body)
-
-
-def _saving_cell(name: str, cell: Callable[[Row], str], row: Row) -> str:
-    """One cell of the table.
-
-    If some seeds of a config diverged, the saving of the other seeds would be biased, so it is not
-    shown.
-    """
-    if row["diverged"] and "saved" in name:
-        return _some_seeds(
-            "diverged", len(row["diverged"]), len(row["diverged"]) + len(row["loss"])
-        )
-    return cell(row) if row["loss"] or name in ("run", "loss") else ""
-
-
-def _some_seeds(what: str, count: int, every: int) -> str:
-    return what if count == every else f"{what}: {count} of {every} seeds"
-
-
-def _loss_cell(row: Row) -> str:
-    """The mean over the seeds that finished, then the seeds that diverged."""
-    seeds = ", ".join(map(str, row["diverged"]))
-    parts = [f"{mean(row['loss']):.4f}"] if row["loss"] else []
-    return ", ".join([*parts, f"diverged: seed {seeds}"] if seeds else parts)
-
-
-def _result_words(row: Row, base: Row, shorter: Sequence[Row]) -> str:
-    """The result of one config in words: its saving, cost and loss.
-
-    If a run from scratch has the same cost, its loss follows.
-    """
-    text = (
-        f"Its loss is {mean(row['loss']):.4f} with {row['flops']:.0%} of the FLOPs of {base['run']}, whose loss is "
-        f"{mean(base['loss']):.4f}"
-    )
-    alike = [r for r in shorter if abs(r["flops"] / row["flops"] - 1) < ALIKE]
-    text += "".join(
-        f"; {r['run']}, from scratch with the same cost, has a loss of {mean(r['loss']):.4f}"
-        for r in alike[:1]
-    )
-    return f"Result: {row['run']} {_saving_words(row)} {text}."
-
-
-def _saving_words(row: Row) -> str:
-    if row["diverged"]:
-        return "diverged with some seeds, so no saving is given."
-    saved = row["saved_frontier"]
-    if saved is None:
-        return "has no known saving, because there is no shorter run from scratch (--frontier)."
-    if None in saved:
-        above, cheaper = _without_saving(row)
-        if above == len(saved):
-            return "saved nothing: it ended above every run from scratch."
-        count = above or cheaper
-        some = f" with {count} of {len(saved)} seeds" * (count < len(saved))
-        if above:
-            return f"has no mean saving, because{some} it ended above every run from scratch and saved nothing."
-        return (
-            f"has no known saving, because{some} it costs less than the shortest run from scratch and ends above it; "
-            f"add --frontier {row['flops']:.2g}."
-        )
-    value = round(mean(saved), 3)  # the rounded value decides between "more" and "fewer"
-    half = row["saved_frontier_interval"]
-    interval = "" if half is None else f" ± {100 * half:.1f}"
-    seeds = "one seed" if len(saved) == 1 else f"{len(saved)} seeds"
-    if row["saved_frontier_p"] is not None:
-        seeds += f", p = {row['saved_frontier_p']:.2g}"
-    bound = ("at most " if value < 0 else "more than ") * any(row["below_frontier"])
-    amount = f"{bound}{100 * abs(value):.1f} %{interval}"
-    return f"reached its loss with {amount} {'more' if value < 0 else 'fewer'} FLOPs than a run from scratch ({seeds})."
-
-
-def _without_saving(row: Row) -> tuple[int, int]:
-    """The numbers of seeds without a saving: those above the frontier, and those cheaper than it."""
-    seeds = zip(row["saved_frontier"], row["cheaper_than_frontier"], strict=True)
-    cheaper = [cheap for saved, cheap in seeds if saved is None]
-    return cheaper.count(False), cheaper.count(True)
-
-
-def wrap_text(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
-
-
-def _milliseconds(runs: Sequence[Run], i: int) -> str:
-    # Runs that stop early may have fewer phases.
-    ran = [r for r in runs if i < len(r.result["phases"])]
-    times = [t for r in ran if (t := r.step_seconds(i)) is not None]
-    return f"{1000 * mean(times):.1f}" if times else ""
-
-
-def _frontier_cell(row: Row) -> str:
-    """The saving: with its interval for three or more seeds, with each value for two seeds."""
-    values = row["saved_frontier"]
-    if None in values:
-        above, cheaper = _without_saving(row)
-        why = "above the frontier" if above else "cheaper than the frontier"
-        return _some_seeds(why, above or cheaper, len(values))
-    return _saved_text(row, SAVED["flops"])
-
-
-def _saved_text(row: Row, name: str) -> str:
-    """The saving of one unit; empty if it is unknown for a seed."""
-    values = row[name]
-    if None in values:
-        return ""
-    text = f"{100 * mean(values):.1f} %"
-    if len(values) == 2:
-        text += f" [{', '.join(f'{100 * v:.1f}' for v in values)}]"
-    elif row[f"{name}_interval"] is not None:
-        text += f" ± {100 * row[f'{name}_interval']:.1f}"
-    # The frontier gives only a lower bound for a run below it.
-    return "> " * any(row["below_frontier"]) + text.replace("-0.0", "0.0")

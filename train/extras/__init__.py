@@ -53,10 +53,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "arguments": {"compare": "train.extras.arguments"},
     "announcer": {"runs": "train.extras.upcoming"},
     "lengths": {"alike": "train.extras.lengths"},
-    "comparison figures": {"plots": "train.extras.run_plots"},
+    "comparison report": {"markdown": "train.extras.comparison_report"},
     "timing": {"seconds": "train.extras.timing"},
-    "report section": dict.fromkeys(
-        ("growths", "averages", "times"), "train.extras.report_sections"
-    ),
     "comparison score": dict.fromkeys(("evaluate", "finetune"), "train.extras.comparison_scores"),
 }

@@ -1,14 +1,15 @@
 """Further tables of `train.compare`: each growth, the averages of weights, and the seconds."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from statistics import mean
 
 import numpy as np
 
 from jaxgrow.tables import markdown_table
 from jaxgrow.typed import Json
-from train.analysis.runs import Run, mean_and_each, mean_cost, spent_cost
-from train.analysis.savings import SECTIONS, Comparison, wrap_text
+from train.analysis.runs import Run, mean_cost, spent_cost
+from train.analysis.savings import Comparison
 from train.plan.phase import spoken_phase
 
 GROWTHS = (
@@ -144,6 +145,19 @@ def _reason(runs: Sequence[Run], baseline: Sequence[Run]) -> str | None:
     return text if parts else None
 
 
-SECTIONS.add("growths", growth_section)
-SECTIONS.add("averages", average_section)
-SECTIONS.add("times", time_section)
+def mean_and_each(values: Sequence[float], form: str) -> str:
+    """The mean; of several values, followed by each value in brackets."""
+    text = form.format(mean(values))
+    return text if len(values) == 1 else f"{text} [{', '.join(form.format(v) for v in values)}]"
+
+
+def wrap_text(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+# Further parts of the report, by their name in compare.json: each returns its rows and its text.
+SECTIONS: dict[str, Callable[[Comparison], tuple[list[Json], str]]] = {
+    "growths": growth_section,
+    "averages": average_section,
+    "times": time_section,
+}

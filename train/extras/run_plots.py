@@ -22,8 +22,15 @@ from matplotlib.ticker import (
 
 from jaxgrow.tables import short_count
 from jaxgrow.typed import Json
-from train.analysis.comparing import FIGURES
-from train.analysis.runs import Run, Unit, half_width, mean_cost, mean_loss, spent_cost
+from train.analysis.runs import (
+    Run,
+    Unit,
+    half_width,
+    mean_cost,
+    mean_loss,
+    phase_segments,
+    spent_cost,
+)
 from train.analysis.savings import Comparison
 from train.common.errors import UserError
 
@@ -206,6 +213,11 @@ def _error_bar(runs: Sequence[Run]) -> float:
     return (len(runs) >= FEW and half_width([r.loss for r in runs])) or 0.0
 
 
+def dropping_steps(run: Run) -> list[list[Json]]:
+    """The log lines of the steps that dropped layers, split where the phase changes."""
+    return phase_segments([line for line in run.log if "keep" in line])
+
+
 def plot_keep(comparison: Comparison, path: Path) -> bool:
     """Plot keep probabilities over depth and time, for each stage that drops layers.
 
@@ -213,7 +225,7 @@ def plot_keep(comparison: Comparison, path: Path) -> bool:
     """
     panels: list[tuple[str, list[Json]]] = []
     for run in (runs[0] for runs in comparison.runs):
-        panels += [(f"{run.name}, {lines[0]['phase']}", lines) for lines in run.keep]
+        panels += [(f"{run.name}, {lines[0]['phase']}", lines) for lines in dropping_steps(run)]
     if not panels:
         return False
     figure = Figure((WIDTH, 1 + 2 * len(panels)), dpi=DPI, layout="constrained")
@@ -316,9 +328,6 @@ def finish_axes(
     # Below the axes, so that many entries cover no lines and leave the width to them.
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
     save_figure(figure, path)
-
-
-FIGURES.add("plots", draw_comparison)
 
 
 class Curve(NamedTuple):

@@ -7,8 +7,9 @@ import numpy as np
 
 from jaxgrow.tables import markdown_table
 from jaxgrow.typed import Json
-from train.analysis.runs import Run, mean_and_each
+from train.analysis.runs import Run
 from train.extras.labelled.metrics import spearman
+from train.extras.report_sections import mean_and_each
 
 # Fractions of the FLOPs at which the table has losses, in addition to the start.
 MOMENTS = (0.25, 0.5, 1.0)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import mean
 
 from jaxgrow.tables import markdown_table
-from train.analysis.runs import Run, mean_and_each
+from train.analysis.runs import Run
+from train.extras.report_sections import mean_and_each
 
 AVERAGE = "val_loss_ema"  # the loss of the averaged weights in the result of a run
 
