@@ -31,10 +31,10 @@ from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config
 from train.config.experiment import Experiment
 from train.extras.modifiers import Ramp, ShortContext
+from train.extras.pruning import Pruning
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened, halves
-from train.plan.transforms import Pruning
 
 SMALL = GPT2Config(
     vocab=256, context=64, layers=6, embed=16, heads=2, head_dim=8, mlp=64, remat="projections"

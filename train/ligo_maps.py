@@ -17,10 +17,11 @@ from train.common.errors import UserError, exits_cleanly
 from train.common.output import say, say_notes
 from train.extras import plots
 from train.extras.learned_maps import load_maps
+from train.extras.run_params import load_params
 from train.extras.tokenizers import special
 from train.plan.learning import Maps
 from train.plan.transforms import differing
-from train.store.workdir import Workdir, load_params
+from train.store.workdir import Workdir
 
 
 def describe_maps(maps: Maps) -> str:

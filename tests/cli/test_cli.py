@@ -182,7 +182,7 @@ def test_a_model_that_no_architecture_stores_goes_to_orbax(tmp_path, folder, cap
 
 
 def test_a_run_is_a_source(tmp_path, small_run, capsys):
-    from train.store.workdir import load_params
+    from train.extras.run_params import load_params
 
     assert "GPT2Config" in printed(capsys, "inspect", small_run)
     run("convert", small_run, tmp_path / "hf", "--to hf")

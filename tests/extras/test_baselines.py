@@ -15,10 +15,10 @@ from train import pretrain
 from train.common.errors import UserError
 from train.config.experiment import check_experiment, experiment_names, load_experiment
 from train.extras.expert_utility import MeasureExperts
+from train.extras.run_params import checkpoint_params
 from train.plan.methods import Growing, GrowTo, TrainStage
 from train.plan.training import Train
 from train.state.optim import Optim, learning_rate
-from train.store import checkpoint
 
 NAMES = experiment_names(wikipedia_baselines)
 MOE = LlamaConfig(
@@ -124,7 +124,7 @@ def test_the_experts_of_the_highest_utility_are_copied(tmp_path):
     utility = np.reshape(line["sensitivity"], (2, 2))
     assert (utility >= 0).all() and (utility[:, 0] != utility[:, 1]).all()
     small, large = (
-        checkpoint.checkpoint_params(run / "checkpoints", name, step)
+        checkpoint_params(run / "checkpoints", name, step)
         for name, step in (("small", 4), ("large", 5))
     )
     for layer, best in enumerate(utility.argmax(1)):

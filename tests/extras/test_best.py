@@ -17,8 +17,9 @@ from train.config.overrides import with_overrides
 from train.extras.fine_tune import Best, FineTune
 from train.extras.labelled.supervised import score_model
 from train.extras.labelled.task import Labelled
+from train.extras.run_params import load_params
 from train.run.trainer import run_experiment
-from train.store.workdir import Workdir, load_params
+from train.store.workdir import Workdir
 
 
 @pytest.fixture(scope="module")

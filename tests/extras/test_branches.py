@@ -15,11 +15,11 @@ from train.common.errors import Diverged, UserError
 from train.config.experiment import experiment_json
 from train.data.text import Data
 from train.extras.branching import Origin, parsed_origin
+from train.extras.run_params import load_params
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.state.mesh import Mesh
 from train.step import inputs
 from train.store.checkpoint import Checkpoints
-from train.store.workdir import load_params
 
 
 def branch(experiment, folder, run, step=None):

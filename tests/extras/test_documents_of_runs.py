@@ -23,6 +23,7 @@ from train.data.batches import training_batches, validation_batches
 from train.data.text import Data
 from train.extras.inherit import Inherit, divergence
 from train.extras.modifiers import DropTokens, ShortContext
+from train.extras.run_params import load_params
 from train.extras.text.reading import read_tokens
 from train.plan.methods import Growing, GrowTo, Learned, Scratch
 from train.plan.modifiers import DropLayers
@@ -30,7 +31,6 @@ from train.state.mesh import Mesh
 from train.state.model import TrainState, shardings
 from train.step.parallel import mapped
 from train.step.step import StepInputs, train_step
-from train.store.workdir import load_params
 
 
 @pytest.fixture

@@ -40,12 +40,13 @@ from train.extras.modifiers import (
     Rewarm,
     ShortContext,
 )
+from train.extras.pruning import Pruning
 from train.plan.lifetimes import Plan, shapes
 from train.plan.methods import METHODS as METHODS_BY_NAME
 from train.plan.methods import Continue, Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.training import MODIFIERS, Modifier, PhaseStart, Train
-from train.plan.transforms import Grouping, Pruning
+from train.plan.transforms import Grouping
 from train.state.mesh import Mesh
 from train.state.model import TrainState
 from train.state.optim import Optim, learning_rate, transformation

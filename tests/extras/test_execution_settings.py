@@ -14,7 +14,7 @@ from train.common.errors import UserError
 from train.config.experiment import experiment_json
 from train.config.overrides import with_overrides
 from train.config.resuming import class_of
-from train.store.workdir import load_params
+from train.extras.run_params import load_params
 
 # Gradients are summed in another order, in float32.
 ROUNDING = 1e-5

@@ -22,6 +22,7 @@ from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from train import pretrain
 from train.data.windows import next_tokens
 from train.extras.modifiers import FreezeParts
+from train.extras.run_params import load_params
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.training import Train
 from train.state.mesh import replicated_sharding
@@ -29,7 +30,6 @@ from train.state.model import loss
 from train.state.optim import Optim, transformation
 from train.step.parallel import mapped
 from train.step.step import StepInputs, train_step
-from train.store.workdir import load_params
 
 LARGE = runs.LARGE
 TX = transformation(Optim())

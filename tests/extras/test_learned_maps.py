@@ -20,12 +20,12 @@ from train import ligo_maps
 from train.common.errors import exits_cleanly
 from train.extras import plots
 from train.extras.learned_maps import load_maps
+from train.extras.run_params import load_params
 from train.extras.tokenizers.loading import load_tokenizer, tokenizer_of
 from train.extras.tokenizers.special import special_tokens
 from train.plan import learning
 from train.plan.learning import Learn, Maps
 from train.run.trainer import run_experiment
-from train.store.workdir import load_params
 
 SMALL = runs.SMALL
 AXES = SMALL.axes()

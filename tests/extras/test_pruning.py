@@ -37,9 +37,9 @@ from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.growth.matrices import dense
 from jaxgrow.models import GPT2Config, LlamaConfig
 from jaxgrow.operators import best_units, keep_units, llama_pro, prune
+from train.extras.pruning import Pruning
 from train.plan.methods import VCycle
 from train.plan.training import Measure, Train
-from train.plan.transforms import Pruning
 from train.state.model import TrainState
 from train.state.optim import Optim
 

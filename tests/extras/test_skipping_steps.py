@@ -9,8 +9,8 @@ import runs
 
 from train import pretrain
 from train.common.errors import Diverged
+from train.extras.run_params import load_params
 from train.state.mesh import Mesh
-from train.store.workdir import load_params
 
 BAD = (3, 4, 6)  # steps whose gradients are not finite
 

@@ -14,9 +14,9 @@ from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.cli.program import main
 from train import generate, pretrain
 from train.common.errors import UserError
+from train.extras.run_params import load_params
 from train.plan.methods import Continue, Growing, GrowTo, Learned, TrainStage
 from train.state.mesh import Mesh
-from train.store.workdir import load_params
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,7 @@ from train.data.batches import probe_batches, validation_batches
 from train.data.text import Data
 from train.data.windows import Windows, next_tokens
 from train.extras.modifiers import ShortContext
+from train.extras.run_params import checkpoint_params, load_params
 from train.extras.text.reading import read_tokens
 from train.plan import modifiers
 from train.plan.lifetimes import live
@@ -52,8 +53,6 @@ from train.state.packing import packed
 from train.step import programs
 from train.step.parallel import mapped
 from train.step.step import StepInputs, eval_step, train_step
-from train.store import checkpoint
-from train.store.workdir import load_params
 
 LAYERS = 4
 MODEL = replace(runs.MODEL, layers=LAYERS)
@@ -326,8 +325,7 @@ def test_a_run_without_layers_leaves_them_as_at_birth(tmp_path):
     )
     pretrain.run_experiment(e, tmp_path / "run")
     before, after = (
-        checkpoint.checkpoint_params(tmp_path / "run" / "checkpoints", "large", step)
-        for step in (2, 4)
+        checkpoint_params(tmp_path / "run" / "checkpoints", "large", step) for step in (2, 4)
     )
     chex.assert_trees_all_equal(before["blocks"], after["blocks"])
     assert all(

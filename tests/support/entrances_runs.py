@@ -24,7 +24,7 @@ from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.extras.peft.lora import LoRA
 from train import ligo_maps, predict, scaling, show
 from train.common.files import write_arrays, write_record
-from train.extras import adapting, sharing, timing, trackers
+from train.extras import adapting, run_params, sharing, timing, trackers
 from train.extras import branching as origin
 from train.extras.comparison_scores import kept_evaluations
 from train.extras.evaluation import published, tasks
@@ -297,7 +297,7 @@ SUBJECTS: dict[str, Subject] = {
         harmless=LINKED | {"missing": "the folder is then a new one"}),
     "times of steps": Subject(_timed, lambda folder: timing._kept_seconds(folder / "a-seconds.json", {"batch": 8}, 1),
         harmless=LINKED | {"missing": "the steps are then measured"}),
-    "array of a run": Subject(_run("params/state/manifest.ocdbt"), lambda folder: workdir.load_params(folder / "run"),
+    "array of a run": Subject(_run("params/state/manifest.ocdbt"), lambda folder: run_params.load_params(folder / "run"),
         harmless=LINKED),
 }  # fmt: skip
 
@@ -337,7 +337,7 @@ ROWS: dict[str, Row] = {
     "train/store/checkpoint.py::Checkpoints.save": ours(SAVES),
     "train/store/workdir.py::Workdir._lock": attacked(".lock"),
     "train/extras/adapting.py::adapter_for": attacked("lora.npz"),
-    "train/store/workdir.py::load_params": attacked("array of a run"),
+    "train/extras/run_params.py::load_params": attacked("array of a run"),
     "train/store/checkpoint.py::Checkpoints._restore_log": attacked("log to restore"),
     "train/run/trainer.py::RunSetup._begin": ours(SAVES),
     "train/extras/branching.py::Origin.copy_log": attacked("log to copy", "events to copy"),

@@ -22,6 +22,7 @@ from train import pretrain
 from train.config.experiment import Experiment
 from train.data.batches import Stream
 from train.data.text import Data
+from train.extras.run_params import load_params
 from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
 from train.plan.phase import Phase
 from train.plan.training import Train
@@ -31,7 +32,6 @@ from train.state.model import TrainState
 from train.state.optim import Optim
 from train.step import programs, step
 from train.store.checkpoint import Checkpoints
-from train.store.workdir import load_params
 
 MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 # the small model, which two growths make this large:

@@ -17,11 +17,12 @@ import runs
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from train import pretrain
 from train.common.errors import UserError
+from train.extras.run_params import load_params
 from train.plan.record import CostRecord, RunRecord
 from train.state.model import TrainState
 from train.store import checkpoint
 from train.store.checkpoint import Checkpoints, read_models
-from train.store.workdir import imported_model, load_params
+from train.store.workdir import imported_model
 
 RECORD = RunRecord(step=3, cost=CostRecord(steps=3))
 

@@ -18,9 +18,10 @@ from jaxgrow import checkpoints
 from jaxgrow.cli.program import main
 from train import pretrain
 from train.common.errors import UserError
+from train.extras.run_params import load_params
 from train.plan.methods import Continue, Scratch
 from train.state.mesh import Mesh
-from train.store.workdir import imported_model, load_params
+from train.store.workdir import imported_model
 
 
 @pytest.fixture(scope="module")

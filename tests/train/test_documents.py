@@ -18,10 +18,10 @@ from train.data.batches import validation_batches
 from train.data.windows import Windows
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
+from train.extras.run_params import load_params
 from train.extras.text.reading import read_tokens
 from train.state.model import TrainState
 from train.step import programs
-from train.store.workdir import load_params
 
 
 @pytest.fixture

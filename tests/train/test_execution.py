@@ -16,9 +16,10 @@ from train.config.experiment import experiment_json
 from train.config.resuming import binding_settings, class_of, resume_conflicts
 from train.extras.images.images import Images
 from train.extras.labelled.task import Labelled
+from train.extras.run_params import load_params
 from train.plan.methods import Growing, Scratch
 from train.plan.modifiers import DropLayers
-from train.store.workdir import Workdir, load_params
+from train.store.workdir import Workdir
 
 VIT = ViTConfig(
     image=8, patch=4, channels=3, classes=7, layers=2, embed=8, heads=2, head_dim=4, mlp=16

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from jaxgrow import flops
 from train import pretrain
 from train.common.errors import UserError
+from train.extras.run_params import load_params
 from train.plan import ledger
 from train.plan.methods import GrowTo, TrainStage
 from train.plan.record import CostRecord
@@ -23,7 +24,6 @@ from train.state.mesh import Mesh
 from train.state.optim import Optim
 from train.step import inputs, programs
 from train.store.recorder import Recorder
-from train.store.workdir import load_params
 
 
 @pytest.fixture(scope="module")

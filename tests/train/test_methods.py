@@ -27,6 +27,7 @@ from train.config import experiment as config
 from train.data.batches import training_batches
 from train.extras.inherit import Inherit
 from train.extras.learned_maps import load_maps
+from train.extras.run_params import load_params
 from train.plan.learning import Learn
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
@@ -38,7 +39,7 @@ from train.state.optim import Optim, transformation
 from train.step.inputs import step_plans
 from train.step.step import train_step
 from train.store.checkpoint import Checkpoints
-from train.store.workdir import imported_model, load_params
+from train.store.workdir import imported_model
 
 BASE = Optim(peak_lr=0.5, warmup=7)
 TX = transformation(BASE)

@@ -13,6 +13,7 @@ import tiny
 from jaxgrow import correct, grow, grow_optimizer, sizes
 from jaxgrow.models import GPT2Config, LlamaConfig
 from jaxgrow.operators import coalesce, decoalesce
+from train.extras.pruning import Pruning
 from train.plan.lifetimes import after, live, shapes
 from train.plan.methods import Growing, GrowTo, Learned, Scratch, TrainStage, VCycle
 from train.plan.training import Train
@@ -22,7 +23,6 @@ from train.plan.transforms import (
     Decoalesce,
     Grouping,
     Interpolate,
-    Pruning,
     Transform,
     smaller,
 )

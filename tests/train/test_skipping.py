@@ -8,8 +8,9 @@ import pytest
 import runs
 
 from train import pretrain
+from train.extras.run_params import load_params
 from train.step import inputs, programs, step
-from train.store.workdir import Workdir, load_params
+from train.store.workdir import Workdir
 
 BAD = (3, 4, 6)  # steps whose gradients are not finite
 

@@ -27,7 +27,6 @@ from train.plan.transforms import (
     Grow,
     Interpolate,
     LoadCheckpoint,
-    Pruning,
     Way,
     smaller,
 )
@@ -128,7 +127,7 @@ class VCycle(Method):
 
     ``down`` has a stage for each level that is coalesced, starting with the large model. ``up`` has
     a stage for every level, starting with the smallest model. ``correction`` replaces the
-    interpolation by the multigrid form ``M + alpha D(s - C(M))``. A `Pruning` in ``groupings``
+    interpolation by the multigrid form ``M + alpha D(s - C(M))``. A `train.extras.pruning.Pruning` in ``groupings``
     removes layers instead of coalescing them. A measurement before the removal selects the layers.
     """
 
@@ -170,8 +169,8 @@ class VCycle(Method):
         plan: list[Phase] = []
         for level, stage in enumerate(self.down):
             plan += train(level, stage)
-            if isinstance(way := groupings[level], Pruning) and way.kept is None:
-                plan.append(Measure(names[level], Sensitivity(way.by, batches=way.batches)))
+            if (measurement := groupings[level].measurement) is not None:
+                plan.append(Measure(names[level], measurement))
             plan.append(
                 Coalesce(names[level], names[level + 1], groupings[level], self.moments_down)
             )

@@ -5,21 +5,22 @@ They coalesce, de-coalesce, interpolate, grow or import models.
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 import jax
 import numpy as np
 import optax
 
 from jaxgrow import grow, operators
-from jaxgrow.axes import LAYERS, Axes, axis_kind, stages
+from jaxgrow.axes import LAYERS, Axes, axis_kind
 from jaxgrow.growth.maps import Growth, Rules, swap
 from jaxgrow.growth.merge import correct, interpolate
 from jaxgrow.growth.moments import Policy, grow_optimizer
 from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
+from jaxgrow.layerdrop import Sensitivity
 from jaxgrow.models import Config
 from jaxgrow.models.llama import MIXTURES
-from jaxgrow.operators import Groups, best_units, decoalesce, keep_units
+from jaxgrow.operators import Groups, decoalesce
 from jaxgrow.operators.tying import RETIED
 from jaxgrow.typed import Json, did_you_mean
 from train.plan.phase import Context, Models, Phase
@@ -65,7 +66,28 @@ def _applied(phase: Transform, tx: optax.GradientTransformation, models: Models)
 
 
 @dataclass(frozen=True)
-class Grouping:
+class Way:
+    """How a large model becomes the next smaller one, and the smaller one a large one again."""
+
+    @property
+    def measurement(self) -> Sensitivity | None:
+        """What is measured of the large model before `measured`; None: nothing."""
+        return None
+
+    def measured(self, large: TrainState) -> "Way":
+        """Return this way with the choices that depend on measurements of the large model."""
+        return self
+
+    def up(self, large: Config) -> Growth:
+        """Return the growth from the small model to the large one; its `swap` is the way down."""
+        raise NotImplementedError
+
+    def axes(self, config: Config) -> Axes:
+        return config.axes()
+
+
+@dataclass(frozen=True)
+class Grouping(Way):
     """How heads, MLP units and layers are grouped into the units of the next smaller model.
 
     See `jaxgrow.operators.coalesce`.
@@ -79,7 +101,6 @@ class Grouping:
     tied: Literal["norm", "paper"] = "norm"
 
     def up(self, large: Config) -> Growth:
-        """Return the growth from the small model to the large one; its `swap` is the way down."""
         kinds = large.layer_kinds
         return decoalesce(
             large.sizes(), heads=self.heads, mlp=self.mlp, layers=self.layers, kinds=kinds
@@ -87,90 +108,6 @@ class Grouping:
 
     def axes(self, config: Config) -> Axes:
         return config.paper_axes() if self.tied == "paper" else config.axes()
-
-    def measured(self, large: TrainState) -> "Grouping":
-        """Return this grouping, which does not depend on measurements of the model."""
-        return self
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """An alternative to `Grouping`: the small model has the most important layers, unchanged.
-
-    See `jaxgrow.operators.keep_units`. On the way up, `Correct` leaves the other layers as they were.
-    With ``moments_up="asymmetric"`` their optimizer state starts from zero.
-    """
-
-    layers: int | tuple[int, ...]  # number of layers that are kept (in each stage)
-    # How the importance of layers is measured: a kind of `Sensitivity`.
-    by: Literal["influence", "loss_delta", "taylor"] = "influence"
-    batches: int = 8  # number of micro-batches, outside training, for the measurement
-    # Indices of the layers that are kept, from the input on; None: the most important layers.
-    kept: tuple[int, ...] | None = None
-
-    # The choices that use a field (`train.extras.effect`).
-    used_with = {"by": {"kept": (None,)}, "batches": {"kept": (None,)}}
-
-    def __post_init__(self):
-        if self.kept is not None and len(self.kept) != sum(self.depths):
-            raise ValueError(
-                f"layers is {self.layers}, but kept names the layers {self.kept}: name one index for each layer that is kept"
-            )
-
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """The number of layers that are kept in each stage."""
-        return self.layers if isinstance(self.layers, tuple) else (self.layers,)
-
-    def parts(self, large: Config) -> list[tuple[str, slice, slice]]:
-        """Return the layer axis, the range of layers and the range of kept layers of each stage.
-
-        Raises:
-          ValueError: the model has another number of stages.
-        """
-        old = stages(large.sizes())
-        if len(old) != len(self.depths):
-            raise ValueError(
-                f"a pruning to layers={self.layers} is for a model with {len(self.depths)} stages, but this one has "
-                f"{len(old)}, with {large.depths} layers: give the number of layers to keep in each stage"
-            )
-        new = stages(dict(zip(old, self.depths, strict=True)))
-        return [(axis, old[axis], new[axis]) for axis in old]
-
-    def up(self, large: Config) -> Growth:
-        """Return the growth to the large model, as `Grouping.up` does.
-
-        Before the measurement, the first layers stand in for the kept ones; the shapes are the
-        same.
-        """
-        kept = {
-            axis: np.arange(new.stop - new.start)
-            if self.kept is None
-            else np.subtract(self.kept[new], old.start)
-            for axis, old, new in self.parts(large)
-        }
-        return swap(keep_units(large.sizes(), kept))
-
-    def axes(self, config: Config) -> Axes:
-        return config.axes()
-
-    def measured(self, large: TrainState) -> "Pruning":
-        """Return the pruning with the layers that are kept, by the measurements of this model.
-
-        In a model with two alternating kinds of layers, the kinds still alternate.
-        """
-        if self.kept is not None:
-            return self
-        scores = np.asarray(large.sensitivity)
-        alternating = large.config.traits["alternating"]
-        kept = [
-            old.start + best_units(scores[old], new.stop - new.start, axis in alternating)
-            for axis, old, new in self.parts(large.config)
-        ]
-        return replace(self, kept=tuple(np.concatenate(kept).tolist()))
-
-
-Way: TypeAlias = Grouping | Pruning
 
 
 def smaller(way: Way, large: Config) -> Config:
@@ -198,7 +135,7 @@ class Regrouping(Transform):
 
 @dataclass(frozen=True)
 class Coalesce(Regrouping, reads=("source",), writes="target"):
-    """``target = C(source)``. If the grouping is a pruning, it leaves out layers."""
+    """``target = C(source)``. If the grouping is a `train.extras.pruning.Pruning`, it leaves out layers."""
 
     source: str
     target: str

@@ -169,7 +169,7 @@ class Checkpoints:
         where = self.folder / str(step)
         record = _recorded(where)
         models, position = read_models(where, shapes(record), mesh)
-        with _reading(where):
+        with reading_checkpoint(where):
             data.set_state(position)
         return models, record
 
@@ -244,7 +244,7 @@ def _saving_options() -> ocp.Context:
 
 
 @contextmanager
-def _reading(where: Path) -> Iterator[None]:
+def reading_checkpoint(where: Path) -> Iterator[None]:
     """Turn errors about a wrong content of a checkpoint, whose checksums are right, into one line."""
     try:
         with one_line(UserError, f"the checkpoint {where} cannot be read"):
@@ -280,7 +280,7 @@ def read_models(
     context = ocp.Context()
     context.pytree.loading.partial_load = partial
     saved_models(where)
-    with _reading(where):
+    with reading_checkpoint(where):
         with context:
             loaded: Any = ocp.load_checkpointables(str(where), {"models": abstract})
         saved: Any = ocp.checkpointables_metadata(str(where)).custom_metadata
@@ -311,7 +311,7 @@ def _check_squares(where: Path, models: Tree) -> None:
 
 def saved_models(where: Path) -> Json:
     """Return the shapes of the models of a checkpoint, by name, as Orbax describes them."""
-    with _reading(where):
+    with reading_checkpoint(where):
         stored = checked_files(where, where)
         metadata: Any = ocp.checkpointables_metadata(str(where)).metadata
         models = metadata["models"]
@@ -336,41 +336,3 @@ def _recorded(checkpoint: Path) -> RunRecord:
     with one_line(UserError, f"the record of the checkpoint {checkpoint} is damaged"):
         saved: Any = ocp.checkpointables_metadata(str(checkpoint)).custom_metadata
         return RunRecord.from_json(saved)
-
-
-def checkpoint_params(folder: Path, name: str, step: int | None = None) -> Tree:
-    """Load the parameters of one model from a checkpoint, as NumPy arrays.
-
-    Args:
-      folder: folder of the checkpoints.
-      name: name of the model.
-      step: step of the checkpoint; None uses the newest intact one.
-
-    Raises:
-      UserError: the checkpoint or the model does not exist, or the checkpoint is damaged.
-    """
-    found, _ = intact.newest_intact(
-        folder, [s for s in intact.checkpoint_steps(folder) if step in (None, s)]
-    )
-    if found is None:
-        raise UserError(
-            f"there is no checkpoint in {folder}"
-            + (
-                ""
-                if step is None
-                else f" of step {step}, only of {intact.checkpoint_steps(folder)}"
-            )
-        )
-    where = str(folder / str(found))
-    models = saved_models(folder / str(found))
-    if name not in models:
-        raise UserError(
-            f"checkpoint {found} in {folder} has no model {name!r}, only {', '.join(models)}; "
-            "continue the run until it has made this model"
-        )
-    partial = ocp.Context()
-    partial.pytree.loading.partial_load = True
-    with _reading(folder / str(found)), partial:
-        abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), models[name]["params"])
-        loaded: Any = ocp.load_checkpointables(where, {"models": {name: {"params": abstract}}})
-    return loaded["models"][name]["params"]

@@ -50,7 +50,6 @@ from train.config.experiment import (
 )
 from train.config.resuming import binding_settings, class_of, resume_conflicts
 from train.data.dataset import Dataset
-from train.plan.methods import LARGE
 from train.state.model import TrainState, split_head
 from train.store import checkpoint, intact
 
@@ -483,26 +482,6 @@ def imported_model(
         cost = checkpoint.checkpoint_record(run.checkpoints / str(step)).cost
         return TrainState(params, None, config), cost.as_json()
     return TrainState(params, None, config), run.result if run.finished else None
-
-
-def load_params(folder: str | Path, name: str | None = None, step: int | None = None) -> Tree:
-    """Load parameters of a run, as NumPy arrays.
-
-    Without ``name`` and ``step``, they are the final parameters of a finished run, or the
-    parameters in the newest checkpoint of an unfinished one.
-
-    Args:
-      folder: folder of the run.
-      name: name of the model in the checkpoint; None takes the model that the run trains.
-      step: step of the checkpoint; None takes the newest one.
-
-    Raises:
-      UserError: the model or the checkpoint does not exist or is damaged.
-    """
-    run = Workdir(folder)
-    if run.finished and name is None and step is None:
-        return run.params()
-    return checkpoint.checkpoint_params(run.checkpoints, name or LARGE, step)
 
 
 def _typed(path: Path, content: Json, kinds: Json, way_out: str) -> Json:
