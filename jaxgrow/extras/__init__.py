@@ -60,6 +60,15 @@ _ARCHITECTURES = {
     "jaxgrow.extras.families.swin": ("Swinv2ForImageClassification",),
 }
 
+# The functions that `jaxgrow.operators` also provides.
+_OPERATORS = (
+    *("mslt", "midas", "midas_lengths", "lidas", "solar", "passthrough", "g_stack_tokens"),
+    *("loop", "unloop"),
+    *("upcycle", "expert_copies", "virtual_groups"),
+    *("zero_pad", "staged", "sparkling", "average"),
+    *("keep_units", "best_units", "prune"),
+)
+
 _COMMANDS = "jaxgrow.extras.commands.arguments"
 
 EXTRAS: dict[str, dict[str, str]] = {
@@ -86,7 +95,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         ),
     },
     "card of a changed model": {"transformers": "jaxgrow.extras.commands.card"},
-    "operator function": {"prune": "jaxgrow.extras.pruning"},
+    "operator function": dict.fromkeys(_OPERATORS, "jaxgrow.extras.operators"),
     "note on groups": dict.fromkeys(("odd", "key heads"), "jaxgrow.extras.commands.group_notes"),
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
     "conversion": {"colours": "jaxgrow.extras.gray_images", "noise": "jaxgrow.extras.noisy"},

@@ -10,48 +10,50 @@ that they cannot reach. LiGO learns its maps and has a separate module, `jaxgrow
 
 The most used ones are:
 
-========================================  ========================================================
-`jaxgrow.operators.width.hypercloning`    widen by copying units; the outputs stay the same
-`jaxgrow.operators.width.lemon`           widen to any size; the outputs stay the same
-`jaxgrow.operators.depth.interleave`      deepen: each layer is followed by its copy
-`jaxgrow.operators.depth.stack`           deepen: all layers, then all layers again
-`jaxgrow.operators.depth.llama_pro`       deepen by layers that do nothing at first
-`jaxgrow.operators.multilevel.coalesce`   make a model smaller by averaging units or layers, for a V-cycle
-`jaxgrow.extras.pruning.prune`            make a model smaller by removing the least important units
-`jaxgrow.operators.experts.upcycle`       turn each MLP into several experts
-========================================  ========================================================
+==========================================  ========================================================
+`jaxgrow.operators.width.hypercloning`      widen by copying units; the outputs stay the same
+`jaxgrow.operators.width.lemon`             widen to any size; the outputs stay the same
+`jaxgrow.operators.depth.interleave`        deepen: each layer is followed by its copy
+`jaxgrow.operators.depth.stack`             deepen: all layers, then all layers again
+`jaxgrow.operators.depth.llama_pro`         deepen by layers that do nothing at first
+`jaxgrow.operators.multilevel.coalesce`     make a model smaller by averaging units or layers, for a V-cycle
+`jaxgrow.extras.operators.pruning.prune`    make a model smaller by removing the least important units
+`jaxgrow.extras.operators.experts.upcycle`  turn each MLP into several experts
+==========================================  ========================================================
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from jaxgrow.growth.maps import Growth
+from jaxgrow.axes.names import Tree
 from jaxgrow.operators import depth as _depth
-from jaxgrow.operators import experts as _experts
 from jaxgrow.operators import ligo as ligo
-from jaxgrow.operators import loops as _loops
 from jaxgrow.operators import multilevel as _multilevel
-from jaxgrow.operators import pruning as _pruning
+from jaxgrow.operators import registry as _registry
 from jaxgrow.operators import tying as _tying
 from jaxgrow.operators import width as _width
 from jaxgrow.operators.depth import *  # noqa: F403
-from jaxgrow.operators.experts import *  # noqa: F403
-from jaxgrow.operators.loops import *  # noqa: F403
 from jaxgrow.operators.multilevel import *  # noqa: F403
-from jaxgrow.operators.pruning import *  # noqa: F403
-from jaxgrow.operators.registry import DEPTH, EXPERTS, FORMS, OPERATORS, WIDTH, Operator, operator
+from jaxgrow.operators.registry import Operator, operator
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.tying import *  # noqa: F403
 from jaxgrow.operators.width import *  # noqa: F403
 from jaxgrow.operators.width import fpi
 from jaxgrow.registry import Registry
 
+if TYPE_CHECKING:
+    from jaxgrow.operators.registry import DEPTH, EXPERTS, FORMS, OPERATORS, WIDTH
+
 net2net = fpi  # the original name of the same operator
 # Functions of extras that this package also provides.
-LATER: Registry[Callable[..., Growth]] = Registry("operator function")
+LATER: Registry[Callable[..., Tree]] = Registry("operator function")
 
 
-def __getattr__(name: str) -> Callable[..., Growth]:
-    """Return a function of an extra, such as `prune`."""
+def __getattr__(name: str) -> Callable[..., Tree]:
+    """Return a function of an extra, such as `prune`, or a table, with the operators of extras."""
+    if name in ("DEPTH", "EXPERTS", "FORMS", "OPERATORS", "WIDTH"):
+        list(LATER.values())  # imports the extras, which register their operators
+        return getattr(_registry, name)
     if name not in LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return LATER[name]
@@ -69,9 +71,7 @@ __all__ = [
     "operator",
 ]
 __all__ += _depth.__all__
-__all__ += _experts.__all__
-__all__ += _loops.__all__
 __all__ += _multilevel.__all__
-__all__ += _pruning.__all__
 __all__ += _tying.__all__
 __all__ += _width.__all__
+__all__ += LATER  # pyright: ignore[reportUnsupportedDunderAll]

@@ -6,10 +6,10 @@ from typing import Literal
 import numpy as np
 
 from jaxgrow.axes import stages
+from jaxgrow.extras.operators.pruning import best_units, keep_units
 from jaxgrow.growth.maps import Growth, swap
 from jaxgrow.layerdrop import Sensitivity
 from jaxgrow.models import Config
-from jaxgrow.operators import best_units, keep_units
 from train.plan.transforms import Way
 from train.state.model import TrainState
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxgrow import operators
 from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
 from jaxgrow.checkpoints.io.files import inside, read_json, write_json
 from jaxgrow.checkpoints.source import Checkpoint
@@ -17,7 +18,6 @@ from jaxgrow.cli.new_sizes import LARGEST
 from jaxgrow.cli.options import AXES, axis_option
 from jaxgrow.cli.writing import transform_model
 from jaxgrow.extras.vocabulary import VOCAB, new_tokens, renumbered_ids
-from jaxgrow.operators import keep_units
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import one_line
 
@@ -115,7 +115,7 @@ def prune_vocabulary(a: argparse.Namespace) -> None:
     ):  # such as deep lists
         generation = _renumber_special(source, new, old)
     with errors_with_options():
-        growth = keep_units(source.sizes(), {VOCAB: kept})
+        growth = operators.keep_units(source.sizes(), {VOCAB: kept})
     arguments = {"target": {VOCAB: len(kept)}, "vocab": a.vocab, "tokenizer": _UNCHANGED}
     notes = [
         f"{_UNCHANGED}: token i has the row of the old token with the i-th smallest kept id, of "

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 
 from jaxgrow.axes.names import LAYERS
 from jaxgrow.axes.size_error import SizeError
+from jaxgrow.extras.operators.pruning import single_layer_map
 from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import SparseMap
-from jaxgrow.operators.pruning import single_layer_map
 from jaxgrow.operators.registry import ModelForm, operator
 from jaxgrow.operators.targets import Sizes, checked_sizes, grown_sizes, in_turn
 
