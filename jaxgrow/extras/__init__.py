@@ -125,6 +125,9 @@ EXTRAS: dict[str, dict[str, str]] = {
     },
     "generation": dict.fromkeys(("attention", "layers"), "jaxgrow.extras.models.cache"),
     "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),
+    "fused operation": dict.fromkeys(
+        ("norm", "log sum", "projections", "units"), "jaxgrow.extras.models.fused"
+    ),
     "pooler": {"attention": "jaxgrow.extras.models.pooler"},
     "mixture of experts": {
         **dict.fromkeys(("Experts", "expert_rows"), "jaxgrow.extras.models.mixture"),

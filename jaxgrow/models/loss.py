@@ -15,6 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, Tree
+from jaxgrow.models.attention import FUSED
 from jaxgrow.models.config import Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.sharding import (
@@ -223,47 +224,11 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     logits_BSV = soft_capped(logits_BSV, cap)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
     if current_platform() == "gpu":
-        log_z_BS, target_BS, right_BS = _in_one_pass(logits_BSV, chosen_BSV, targets_BS)
+        log_z_BS, target_BS, right_BS = FUSED["log sum"](logits_BSV, chosen_BSV, targets_BS)
         return logits_BSV, log_z_BS[..., None], chosen_BSV, (log_z_BS - target_BS, right_BS)
     log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
     loss_BS = log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)
     return logits_BSV, log_z_BS1, chosen_BSV, (loss_BS, logits_BSV.argmax(-1) == targets_BS)
-
-
-def _in_one_pass(logits_BSV, chosen_BSV, targets_BS):
-    """Return the values of the loss from one pass over the logits.
-
-    They are ``(log of the sum of exponentials, logit of the target, whether the target is right)``.
-    The target is right if it is the first of the greatest logits. The logits are read only once:
-    the sum of exponentials is kept relative to the greatest logit so far, and is rescaled when that
-    maximum grows (Milakov and Gimelshein, 2018). This is faster on GPUs, where memory bandwidth is
-    the limit. On a CPU, the additional exponentials would take longer.
-    """
-    dtype = logits_BSV.dtype
-    vocab = logits_BSV.shape[-1]
-    positions_BSV = jax.lax.broadcasted_iota(jnp.int32, logits_BSV.shape, 2)
-    least = jnp.asarray(jnp.finfo(dtype).min, dtype)
-
-    def join(a, b):
-        (most_a, sum_a, first_a, target_a), (most_b, sum_b, first_b, target_b) = a, b
-        most = jnp.maximum(most_a, most_b)
-        total = sum_a * jnp.exp(most_a - most) + sum_b * jnp.exp(most_b - most)
-        first_a, first_b = (
-            jnp.where(m == most, first, vocab)
-            for m, first in ((most_a, first_a), (most_b, first_b))
-        )
-        return most, total, jnp.minimum(first_a, first_b), target_a + target_b
-
-    zero = jnp.zeros((), dtype)
-    operands = (
-        logits_BSV,
-        jnp.ones_like(logits_BSV),
-        positions_BSV,
-        jnp.where(chosen_BSV, logits_BSV, zero),
-    )
-    begin = least, zero, jnp.asarray(vocab, jnp.int32), zero
-    most_BS, sum_BS, first_BS, target_BS = jax.lax.reduce(operands, begin, join, (2,))
-    return most_BS + jnp.log(sum_BS), target_BS, first_BS == targets_BS
 
 
 class _Needed(NamedTuple):

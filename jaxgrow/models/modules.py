@@ -15,7 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, VALUE, named_init
-from jaxgrow.models.attention import CONTINUING, KEPT, ScoreForm, attention
+from jaxgrow.models.attention import CONTINUING, FUSED, KEPT, ScoreForm, attention
 from jaxgrow.sharding import axis_parts, current_platform, flatten_features
 
 
@@ -75,23 +75,23 @@ class Linear(nn.Module):
         x_NI = flatten_features(x, self.contract)
         y = x_NI @ kernel
         y = y if lora is None else y + x_NI @ lora[0] @ lora[1]
-        return y, None if bias is None else _bias_row(bias, y)
+        return y, None if bias is None else bias_row(bias, y)
 
     def shaped(self, y, x):
         """Give ``y`` (a `product`) the leading axes of ``x`` and the output axes of the kernel."""
         return y.reshape(*x.shape[: x.ndim - self.contract], *self.shape[self.contract :])
 
     def __call__(self, x):
-        return self.shaped(_with_bias(self.product(x)), x)
+        return self.shaped(with_bias(self.product(x)), x)
 
 
-def _with_bias(product: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+def with_bias(product: tuple[jax.Array, jax.Array | None]) -> jax.Array:
     """Return ``x W + b`` from the result of `Linear.product`."""
     y, bias = product
     return y if bias is None else y + bias
 
 
-def _bias_row(bias: jax.Array, y: jax.Array) -> jax.Array:
+def bias_row(bias: jax.Array, y: jax.Array) -> jax.Array:
     """Give a bias [outputs] as many axes as ``y`` [.., outputs] has."""
     return jnp.expand_dims(bias, range(y.ndim - 1))
 
@@ -99,23 +99,11 @@ def _bias_row(bias: jax.Array, y: jax.Array) -> jax.Array:
 def project_together(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
     """Apply several `Linear` modules to the same input, for example for queries, keys and values.
 
-    On GPUs, all kernels are concatenated and applied in one product, and the backward pass also has
-    one product for each gradient. This gives fewer and larger GPU kernels. On other platforms, and
-    for modules with a LoRA, each module computes its own product.
+    On GPUs, their kernels are concatenated, unless the heads are sharded.
     """
-    leaves = (
-        [linear.leaves() for linear in linears]
-        if current_platform() == "gpu" and axis_parts("heads") == 1
-        else []
-    )
-    biases = [bias for _, bias, _ in leaves if bias is not None]
-    if not leaves or any(lora for _, _, lora in leaves) or len(biases) not in (0, len(linears)):
-        return [linear(x) for linear in linears]
-    kernel = jnp.concatenate([kernel for kernel, _, _ in leaves], 1)
-    y = flatten_features(x, linears[0].contract) @ kernel
-    y = y + _bias_row(jnp.concatenate(biases), y) if biases else y
-    each = jax.lax.split(y, [kernel.shape[1] for kernel, _, _ in leaves], y.ndim - 1)
-    return [linear.shaped(part, x) for linear, part in zip(linears, each, strict=True)]
+    if current_platform() == "gpu" and axis_parts("heads") == 1:
+        return FUSED["projections"](linears, x)
+    return [linear(x) for linear in linears]
 
 
 class SelfAttention(nn.Module):
@@ -185,22 +173,10 @@ class SelfAttention(nn.Module):
 def activate_units(
     activation: Callable, x: jax.Array, up: Linear, gate: Linear | None
 ) -> jax.Array:
-    """Return ``activation(up(x))``, or ``activation(gate(x)) * up(x)`` with a gate.
-
-    On GPUs, the backward pass recomputes biases and activation from the products. Otherwise XLA
-    would save a second array of the same size, and writing and reading it takes longer than
-    computing it.
-    """
-    if current_platform() != "gpu":
-        return activation(gate(x)) * up(x) if gate else activation(up(x))
-
-    @jax.checkpoint
-    def inner(up, gate):
-        if gate is None:
-            return activation(_with_bias(up))
-        return activation(_with_bias(gate)) * _with_bias(up)
-
-    return up.shaped(inner(up.product(x), gate.product(x) if gate else None), x)
+    """Return ``activation(up(x))``, or ``activation(gate(x)) * up(x)`` with a gate."""
+    if current_platform() == "gpu":
+        return FUSED["units"](activation, x, up, gate)
+    return activation(gate(x)) * up(x) if gate else activation(up(x))
 
 
 class MLP(nn.Module):

@@ -1,9 +1,4 @@
-"""How activations are normalised: `LayerNorm` and `RMSNorm`.
-
-Shape suffixes: D embed, N rows of a matrix.
-"""
-
-from functools import partial
+"""How activations are normalised: `LayerNorm` and `RMSNorm`."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +7,8 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import named_init
-from jaxgrow.sharding import current_platform, flatten_features
+from jaxgrow.models.attention import FUSED
+from jaxgrow.sharding import current_platform
 
 
 class LayerNorm(nn.Module):
@@ -50,7 +46,7 @@ class LayerNorm(nn.Module):
                 "bias", named_init(nn.initializers.zeros, self.axis, role="norm bias"), size
             )
         if current_platform() == "gpu" and scale is not None:
-            return saving_norm(x, scale, bias, self.eps, self.dtype, True)
+            return FUSED["norm"](x, scale, bias, self.eps, self.dtype, True)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
@@ -83,67 +79,7 @@ class RMSNorm(nn.Module):
             "scale", named_init(nn.initializers.ones, *names, role="norm scale"), shape
         )
         if current_platform() == "gpu" and not self.before:
-            return saving_norm(x, scale, None, self.eps, self.dtype, False)
+            return FUSED["norm"](x, scale, None, self.eps, self.dtype, False)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + self.eps)
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)
-
-
-def saving_norm(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> jax.Array:
-    """`LayerNorm` or `RMSNorm` with a backward pass that reads only ``x`` and the gradient.
-
-    If JAX differentiates a norm, XLA for GPUs writes the normalised activations in float32, several
-    times for each norm, and reads them back: a fifth of the memory traffic of a layer. This version
-    saves only ``x`` and two numbers per position.
-
-    Args:
-      x: input, [.., D].
-      scale_D: scale.
-      bias_D: bias, or None.
-      eps: added to the variance.
-      dtype: dtype of the output.
-      centred: True for `LayerNorm`, False for `RMSNorm`.
-    """
-    return _saving_norm(x, scale_D, bias_D, eps, dtype, centred)  # type: ignore[return-value]
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _saving_norm(x, scale_D, bias_D, eps, dtype, centred):
-    return _normed_forward(x, scale_D, bias_D, eps, dtype, centred)[0]
-
-
-def _statistics(x, eps, centred):
-    """Return ``(x [N, D], mean, 1 / deviation [N, 1])``, in float32 or better.
-
-    N stands for the axes that `jaxgrow.sharding.flatten_features` returns.
-    """
-    x_ND = flatten_features(x).astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean_N1 = x_ND.mean(-1, keepdims=True) if centred else jnp.zeros((), x_ND.dtype)
-    return x_ND, mean_N1, jax.lax.rsqrt(jnp.square(x_ND - mean_N1).mean(-1, keepdims=True) + eps)
-
-
-def _normed_forward(x, scale_D, bias_D, eps, dtype, centred):
-    x_ND, mean_N1, inverse_N1 = _statistics(x, eps, centred)
-    y_ND = (x_ND - mean_N1) * inverse_N1 * jnp.broadcast_to(scale_D, x_ND.shape)
-    y_ND = y_ND if bias_D is None else y_ND + jnp.broadcast_to(bias_D, x_ND.shape)
-    return y_ND.astype(dtype).reshape(x.shape), (x, scale_D, bias_D, mean_N1, inverse_N1)
-
-
-def _normed_backward(eps, dtype, centred, saved, slope):
-    x, scale_D, bias_D, mean_N1, inverse_N1 = saved
-    # The barrier makes XLA recompute the intermediate values instead of saving them.
-    x, slope = jax.lax.optimization_barrier((x, slope))
-    wide = inverse_N1.dtype
-    z_ND = (flatten_features(x).astype(wide) - mean_N1) * inverse_N1
-    slope_ND = slope.reshape(z_ND.shape).astype(wide)
-    by_ND = slope_ND * jnp.broadcast_to(scale_D, z_ND.shape)
-    back_ND = by_ND - z_ND * (by_ND * z_ND).mean(-1, keepdims=True)
-    if centred:
-        back_ND = back_ND - by_ND.mean(-1, keepdims=True)
-    over_N = tuple(range(z_ND.ndim - 1))
-    bias = None if bias_D is None else slope_ND.sum(over_N).astype(bias_D.dtype)
-    scale = (slope_ND * z_ND).sum(over_N).astype(scale_D.dtype)
-    return (back_ND * inverse_N1).astype(x.dtype).reshape(x.shape), scale, bias
-
-
-_saving_norm.defvjp(_normed_forward, _normed_backward)

@@ -10,6 +10,7 @@ import pytest
 import tiny
 from cases import cases
 
+from jaxgrow.extras.models.fused import log_sum_in_one_pass
 from jaxgrow.models import Config, GPT2Config, LlamaConfig, loss, modules, norms
 from jaxgrow.models.loss import vocabulary_loss
 
@@ -72,7 +73,7 @@ def test_sums_of_exponentials_neither_overflow_nor_vanish(as_on_a_gpu, most):
     as_on_a_gpu()
     logits = jnp.array([[[most, most + 1, most - 1]]])
     targets = jnp.array([[1]])
-    log_z, target, right = loss._in_one_pass(
+    log_z, target, right = log_sum_in_one_pass(
         logits, jnp.arange(3)[None, None] == targets[..., None], targets
     )
     assert float(log_z[0, 0]) == pytest.approx(most + np.log(1 + np.e + 1 / np.e))

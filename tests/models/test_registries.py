@@ -29,6 +29,7 @@ REGISTRIES = {
     "corpus": "train.extras.text.reading:CORPORA",
     "dataset": "train.data.dataset:DATASETS",
     "diagnosis": "jaxgrow.checkpoints.hf.registry:DIAGNOSES",
+    "fused operation": "jaxgrow.models.attention:FUSED",
     "generation": "jaxgrow.models.attention:CONTINUING",
     "growing method": "jaxgrow.cli.grow_commands:GROWING",
     "holding": "train.plan.modifiers:HOLDING",
