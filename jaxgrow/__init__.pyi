@@ -14,7 +14,7 @@ from . import (
 )
 from ._version import __version__
 from .axes import named_init, sizes, split_boxed, stack_layers, unstack_layers
-from .extras import freeze, importance
+from .extras import completep, freeze, importance
 from .extras.composition import compose
 from .extras.other_models.fused import join_fused, split_fused
 from .extras.other_models.naming import by_convention, from_rules, infer_rules
@@ -27,7 +27,7 @@ from .growth.matrices import SparseMap
 from .growth.merge import correct, interpolate
 from .growth.moments import grow_optimizer
 from .operators import ligo
-from .optim import completep, muon
+from .optim import muon
 
 __all__ = [
     "AxisMap",

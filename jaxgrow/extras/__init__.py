@@ -5,7 +5,7 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["freeze", "importance"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["completep", "freeze", "importance"])
 
 _HEADS = (
     "ForMaskedLM",
@@ -110,6 +110,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "stored rotary scaling": dict.fromkeys(
         ("linear", "dynamic", "llama3", "yarn", "longrope"), "jaxgrow.extras.families.rope_scalings"
     ),
+    "multipliers": {"completep": "jaxgrow.extras.completep"},
     "naming": dict.fromkeys(
         ("unwrapped", "predicted layers", "predicted tensors"),
         "jaxgrow.extras.families.tensor_names",

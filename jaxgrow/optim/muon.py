@@ -17,7 +17,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxgrow.axes.names import Axes, Names, Tree, axis_of, layer_kernels, path
 from jaxgrow.growth.moments import rebias
-from jaxgrow.optim.completep import Multiplier, scale_by_adam
+from jaxgrow.optim.scaling import Multiplier, scale_by_adam
 from jaxgrow.sharding import spread_entries
 
 #: The number of Newton-Schulz iterations per update.
@@ -84,7 +84,7 @@ def scale_by_muon_and_adam(
     Returns:
       The transformation. Its Adam part has a step count per entry
       (`jaxgrow.growth.moments.rebias`). It takes ``update(..., multipliers=...)`` as
-      `jaxgrow.optim.completep.scale_by_adam` does.
+      `jaxgrow.optim.scaling.scale_by_adam` does.
 
     Example:
       >>> import jax.numpy as jnp

@@ -24,7 +24,7 @@ ALLOWED = {
     "testing": "axes",
     "growth": "axes sharding",
     "operators": "axes growth registry",
-    "optim": "axes growth sharding",
+    "optim": "axes growth registry sharding",
     "models": "axes growth layerdrop registry sharding typed",
     "flops": "axes growth layerdrop models",
     "checkpoints": "_version axes growth models registry sharding signals typed untrusted",

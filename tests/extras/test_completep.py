@@ -17,10 +17,11 @@ from runs import MODEL
 
 from jaxgrow import grow, grow_optimizer, operators
 from jaxgrow.axes import is_names, layers_of, path, role_of, split_kernel
+from jaxgrow.extras.completep import multipliers
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig
-from jaxgrow.optim.completep import Multiplier, multipliers
+from jaxgrow.optim.scaling import Multiplier
 from train.state.model import initial
 from train.state.optim import Optim, transformation
 

@@ -43,6 +43,7 @@ REGISTRIES = {
     "model family": "jaxgrow.models.config:Config.families",
     "modifier": "train.plan.training:MODIFIERS",
     "note on groups": "jaxgrow.cli.v_cycle_commands:GROUP_NOTES",
+    "multipliers": "jaxgrow.optim.scaling:MULTIPLIERS",
     "naming": "jaxgrow.checkpoints.hf.registry:NAMING",
     "operator function": "jaxgrow.operators:LATER",
     "origin": "train.store.origin:ORIGINS",

@@ -26,7 +26,7 @@ from jaxgrow.layerdrop import Sensitivity, TokenDrop, layer_sensitivity
 from jaxgrow.models import Config
 from jaxgrow.models.streams import block_influence, residual_streams
 from jaxgrow.optim import muon
-from jaxgrow.optim.completep import multipliers
+from jaxgrow.optim.scaling import MULTIPLIERS
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 from train.plan.phase import Context, LogValue, Models, Phase
@@ -213,7 +213,9 @@ class Train(Phase, writes="name"):
 
     def __post_init__(self):
         if self.optim.base is not None:  # raises an error if the multipliers do not exist
-            multipliers(self.config.axes(), self.config.sizes(), self.optim.base.sizes())
+            MULTIPLIERS["completep"](
+                self.config.axes(), self.config.sizes(), self.optim.base.sizes()
+            )
         kinds = [type(modifier) for modifier in self.modifiers]
         if twice := [kind.__name__ for kind in set(kinds) if kinds.count(kind) > 1]:
             raise ValueError(f"modifiers has {twice[0]} more than once: keep one of them")

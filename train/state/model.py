@@ -18,7 +18,7 @@ from jaxgrow.axes import Axes, Params, Tree, axis_kind, is_names, path, role_of
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models import Config
 from jaxgrow.models.loss import weighted_mean
-from jaxgrow.optim.completep import multipliers
+from jaxgrow.optim.scaling import MULTIPLIERS
 from train.data.dataset import Batch
 
 # The name of a file of a run, its arrays, and the function that writes them to a path.
@@ -176,7 +176,9 @@ def initial(config: Config, key: jax.Array, base: Config | None = None) -> Tree:
     params = config.init(key)
     if base is None:
         return params
-    found = multipliers(config.axes(), config.sizes(), base.sizes(), config.depth_scaled)
+    found = MULTIPLIERS["completep"](
+        config.axes(), config.sizes(), base.sizes(), config.depth_scaled
+    )
     return jax.tree_util.tree_map_with_path(lambda p, x: x * found[path(p)].scale, params)
 
 

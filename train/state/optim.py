@@ -12,7 +12,7 @@ import optax
 from jaxgrow.axes import Axes, Tree, is_names, path, role_of, sizes
 from jaxgrow.growth.moments import rebias
 from jaxgrow.models import Config
-from jaxgrow.optim import completep, muon
+from jaxgrow.optim import muon, scaling
 from train.common.fields import GIVEN, SAME
 
 
@@ -44,7 +44,7 @@ class Optim:
     # Decay rate of an average of the weights, which is evaluated beside them. 0: no average.
     ema: float = 0.0
     # The model that the learning rate was tuned on. Models of other sizes then get CompleteP's
-    # multipliers (`jaxgrow.optim.completep`), from initialisation on.
+    # multipliers (`jaxgrow.extras.completep`), from initialisation on.
     base: Config | None = None
 
     # The choices that use a field (`train.extras.effect`).
@@ -154,8 +154,8 @@ def _adamw(
     clip: float, b1: float, b2: float, eps: float, weight_decay: float, cautious: bool, base: Base
 ) -> optax.GradientTransformationExtraArgs:
     adam = optax.chain(
-        completep.clip_by_global_norm(clip),
-        completep.scale_by_adam(b1, b2, eps),
+        scaling.clip_by_global_norm(clip),
+        scaling.scale_by_adam(b1, b2, eps),
         rebias(b1, b2),
         _decay(weight_decay, cautious),
     )
@@ -176,7 +176,7 @@ def _muon(
     base: Base,
 ) -> optax.GradientTransformationExtraArgs:
     both = optax.chain(
-        completep.clip_by_global_norm(clip),
+        scaling.clip_by_global_norm(clip),
         muon.scale_by_muon_and_adam(dict(matrices), momentum, rms, b1, b2, eps),
         _decay(weight_decay, cautious),
     )
@@ -195,7 +195,9 @@ def _with_multipliers(
 
     def update(updates, state, params=None, *, axes: Axes | None):
         found = (
-            None if axes is None else completep.multipliers(axes, sizes(params, axes), dict(base))
+            None
+            if axes is None
+            else scaling.MULTIPLIERS["completep"](axes, sizes(params, axes), dict(base))
         )
         return inner.update(updates, state, params, axes=axes, multipliers=found)
 
