@@ -316,67 +316,54 @@ def planned(method: Any, **changes: Any) -> str:
     return str(experiment.plan)
 
 
-STAGES = (TrainStage(0.5, warmup=1), TrainStage(0.0))
+SHALLOW = replace(runs.MODEL, layers=1)
 METHODS = [
     Scratch(),
     Continue("folder"),
     VCycle(),
     replace(VCycle(), groupings=(Pruning(1),)),
-    Growing(replace(runs.MODEL, layers=1)),
-    Growing(replace(runs.MODEL, layers=1), to=(GrowTo(by=Learned()),)),
+    Growing(SHALLOW),
+    Growing(SHALLOW, to=(GrowTo(by=Learned()),)),
     Inherit(runs.SMALL),
 ]
+OF_METHODS = {
+    "down": (TrainStage(0.1),),
+    "up": (TrainStage(0.1), TrainStage(0.2)),
+    "source": TrainStage(0.25),
+}
+OF_METHODS |= {
+    "groupings": (Grouping(layers=None),),
+    "small": replace(SHALLOW, mlp=8),
+    "stage": TrainStage(0.5),
+}
+OF_METHODS |= {"to": (GrowTo(by=("interleave",)),), "moments_down": "copy", "moments_up": "copy"}
+OF_STAGES = {"schedule": "linear", "warmup": 3, "floor": 0.5, "lr": 2.0}
+OF_GROWTHS = {"by": ("interleave",), "noise": 5.0, "moments": "copy", "fresh": True, "redrawn": 0.5}
+OF_GROWTHS |= {"stages": (TrainStage(0.25),)}
+OF_MAPS = {"ligo": LiGO(noise=0.1), "warmup": 3, "steps": 7}
+# A part of a plan, the method that has it, other values of its fields, and fields that are not tried.
+PLANNED = [
+    *((method, lambda m: m, OF_METHODS, {"modifiers"}) for method in METHODS),
+    (Grouping(), lambda g: VCycle(groupings=(g,)), {"layers": None, "heads": None, "mlp": "far"}, set()),
+    *((stage, lambda s: Growing(SHALLOW, s), OF_STAGES, {"modifiers"})
+      for stage in (TrainStage(0.5, warmup=1), TrainStage(0.0))),
+    *((grown, lambda g: Growing(SHALLOW, to=(g,)), OF_GROWTHS, {"config"})
+      for grown in (GrowTo(), GrowTo(by=("average",)), GrowTo(by=Learned()))),
+    *((learned, lambda x: Growing(SHALLOW, to=(GrowTo(by=x),)), OF_MAPS, set())
+      for learned in (Learned(), Learned(steps=0))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
-def test_each_field_of_a_method(method):
-    values = {
-        "down": (TrainStage(0.1),),
-        "up": (TrainStage(0.1), TrainStage(0.2)),
-        "groupings": (Grouping(layers=None),),
-        "modifiers": (),
-        "small": replace(runs.MODEL, layers=1, mlp=8),
-        "source": TrainStage(0.25),
-        "to": (GrowTo(by=("interleave",)),),
-        "stage": TrainStage(0.5),
-        "moments_down": "copy",
-        "moments_up": "copy",
-    }
-    effects(method, planned, values, skip={"modifiers"})
-
-
-def test_each_field_of_a_grouping():
-    values = {"layers": None, "heads": None, "mlp": "far"}
-    effects(Grouping(), lambda g: planned(VCycle(groupings=(g,))), values)
-
-
-@pytest.mark.parametrize("stage", STAGES, ids=str)
-def test_each_field_of_a_stage(stage):
-    values = {"schedule": "linear", "warmup": 3, "floor": 0.5, "lr": 2.0}
-    effects(stage, lambda s: planned(Growing(SHALLOW, s)), values, skip={"modifiers"})
-
-
-SHALLOW = replace(runs.MODEL, layers=1)
+@pytest.mark.parametrize(
+    ("part", "method", "values", "skip"), PLANNED, ids=[type(part).__name__ for part, *_ in PLANNED]
+)
+def test_each_field_of_a_part_of_a_plan(part, method, values, skip):
+    effects(part, lambda x: planned(method(x)), values, skip=skip)
 
 
 def test_the_utility_of_experts_needs_copies_of_experts():
     copies = GrowTo(by=("expert_copies",), utility=2)
     assert unused(replace(copies, by=("upcycle",))) and not unused(copies)
-
-
-@pytest.mark.parametrize(
-    "grown", [GrowTo(), GrowTo(by=("average",)), GrowTo(by=Learned())], ids=lambda g: str(g.by)[:9]
-)
-def test_each_field_of_a_growth(grown):
-    values = {"by": ("interleave",), "config": None, "noise": 5.0, "moments": "copy"}
-    values |= {"fresh": True, "redrawn": 0.5, "stages": (TrainStage(0.25),)}
-    effects(grown, lambda g: planned(Growing(SHALLOW, to=(g,))), values, skip={"config"})
-
-
-@pytest.mark.parametrize("learned", [Learned(), Learned(steps=0)], ids=lambda x: str(x.steps))
-def test_each_field_of_learned_maps(learned):
-    values = {"ligo": LiGO(noise=0.1), "warmup": 3, "steps": 7}
-    effects(learned, lambda x: planned(Growing(SHALLOW, to=(GrowTo(by=x),))), values)
 
 
 def test_the_settings_of_a_pruning_that_names_its_layers():
@@ -407,21 +394,10 @@ def test_each_field_of_a_layer_drop():
 def test_each_field_of_an_experiment_is_in_the_plan_or_only_executed(tmp_path):
     base = runs.experiment(tmp_path)
     names = [f.name for f in dataclasses.fields(base)]
-    assert {name for name in names if class_of(name, experiment_json(base)) == "objective"} == {
-        *(
-            "name",
-            "model",
-            "steps",
-            "epochs",
-            "seconds",
-            "batch",
-            "data",
-            "optim",
-            "method",
-            "seed",
-        ),
-        "ramp",
-    }
+    objective = {"name", "model", "steps", "epochs", "seconds", "batch", "ramp"}
+    objective |= {"data", "optim", "method", "seed"}
+    found = {name for name in names if class_of(name, experiment_json(base)) == "objective"}
+    assert found == objective
     assert base.plan != replace(base, ramp=(0.5,)).plan
     assert unused(replace(base, most_skipped=3))
     assert not unused(replace(base, most_skipped=3, on_nan="skip"))
@@ -457,20 +433,8 @@ def test_a_setting_that_nothing_uses_is_an_error(tmp_path, overrides, says):
 
 def test_each_condition_names_fields_that_exist():
     """A renamed field must also be renamed in the conditions of its class."""
-    kinds = [
-        Data,
-        Images,
-        Augment,
-        Labelled,
-        Optim,
-        Mesh,
-        TrainStage,
-        GrowTo,
-        Learned,
-        Inherit,
-        LiGO,
-    ]
-    kinds += [Pruning, LayerDrop, Experiment, *Config.families.values()]
+    kinds = [Data, Images, Augment, Labelled, Optim, Mesh, TrainStage, GrowTo, Learned, Inherit]
+    kinds += [LiGO, Pruning, LayerDrop, Experiment, *Config.families.values()]
     for kind in kinds:
         fields = {f.name for f in dataclasses.fields(kind)}
         for field, alternatives in declared_conditions(kind).items():
@@ -521,64 +485,40 @@ def programs_of(modifier: Modifier) -> str:
     return str(jax.make_jaxpr(step)(state, batch, plan.inputs))
 
 
-def modified(base: Any, modifier: Any, values: dict[str, Any]) -> None:
-    """Check the fields of a modifier, or of its settings ``base``."""
-    plans, programs = (partial(lambda f, x: f(modifier(x)), f) for f in (plans_of, programs_of))
-    effects(base, plans, values, otherwise=programs)
-
-
-DROPS = [
-    LayerDrop(),
-    LayerDrop(sensitivity=Sensitivity(after=0.2, every=0.3)),
-    LayerDrop(execution="gather", programs=2),
-    LayerDrop(time="variance", variance=Variance(0.5, 2.0)),
-]
-
-
-@pytest.mark.parametrize("drop", DROPS, ids=range(4))
-def test_each_field_of_a_layer_drop_reaches_the_steps(drop):
-    values = {
-        "sensitivity": Sensitivity(beta=0.5),
-        "recovery": 0.25,
-        "variance": Variance(0.4, 3.0),
-    }
-    modified(drop, DropLayers, values | {"programs": 3})
-
-
-def test_each_field_of_a_sensitivity():
-    base = Sensitivity(after=0.2, every=0.3, share=0.5)
-    values = {"after": 0.5, "every": 0.1, "share": 1.0, "block": (1,), "allow": (3,)}
-    modified(base, lambda s: DropLayers(LayerDrop(sensitivity=s)), values)
-
-
-def test_each_field_of_a_variance():
-    modified(Variance(0.5, 2.0), lambda v: DropLayers(LayerDrop(time="variance", variance=v)), {})
-
-
+OF_MODIFIERS = {"steps": 5, "parts": 4, "drop": TokenDrop(0.5), "freeze": Freeze((0, 1))}
+OF_DROPS = {
+    "sensitivity": Sensitivity(beta=0.5),
+    "recovery": 0.25,
+    "variance": Variance(0.4, 3.0),
+    "programs": 3,
+}
+OF_SENSITIVITIES = {"after": 0.5, "every": 0.1, "share": 1.0, "block": (1,), "allow": (3,)}
+# A modifier, or a part of one; the modifier that has it, and other values of its fields.
 MODIFIED = [
-    Rewarm(steps=3), Ramp((2, 4, 6, 8)), ShortContext(2), DropTokens(TokenDrop(0.25)),
-    FreezeParts(Freeze((0,))), DropUnits(0.5), DropLayers(LayerDrop()),
+    (Rewarm(steps=3), lambda m: m, OF_MODIFIERS),
+    (Ramp((2, 4, 6, 8)), lambda m: m, OF_MODIFIERS | {"steps": (1, 1, 1, 1)}),
+    (ShortContext(2), lambda m: m, OF_MODIFIERS),
+    (DropTokens(TokenDrop(0.25)), lambda m: m, OF_MODIFIERS),
+    (FreezeParts(Freeze((0,))), lambda m: m, OF_MODIFIERS),
+    (DropUnits(0.5), lambda m: m, OF_MODIFIERS),
+    (DropLayers(LayerDrop()), lambda m: m, {"drop": LayerDrop(theta=0.25)}),
+    (LayerDrop(), DropLayers, OF_DROPS),
+    (LayerDrop(sensitivity=Sensitivity(after=0.2, every=0.3)), DropLayers, OF_DROPS),
+    (LayerDrop(execution="gather", programs=2), DropLayers, OF_DROPS),
+    (LayerDrop(time="variance", variance=Variance(0.5, 2.0)), DropLayers, OF_DROPS),
+    (Sensitivity(after=0.2, every=0.3, share=0.5), lambda s: DropLayers(LayerDrop(sensitivity=s)), OF_SENSITIVITIES),
+    (Variance(0.5, 2.0), lambda v: DropLayers(LayerDrop(time="variance", variance=v)), {}),
+    (TokenDrop(0.25), DropTokens, {"rate": 0.5, "first": 2, "last": 2}),
+    (Freeze((0,)), FreezeParts, {"layers": (0, 1), "paths": ("head*",)}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("modifier", MODIFIED, ids=lambda m: m.key)
-def test_each_field_of_a_modifier(modifier):
-    values = {"steps": 5, "parts": 4, "drop": TokenDrop(0.5), "freeze": Freeze((0, 1))}
-    if isinstance(modifier, Ramp):
-        values |= {"steps": (1, 1, 1, 1)}
-    if isinstance(modifier, DropLayers):
-        values |= {"drop": LayerDrop(theta=0.25)}
-    modified(modifier, lambda changed: changed, values)
-
-
-def test_each_field_of_a_token_drop():
-    values = {"rate": 0.5, "first": 2, "last": 2}
-    modified(TokenDrop(0.25), DropTokens, values)
-
-
-def test_each_field_of_a_freeze():
-    values = {"layers": (0, 1), "paths": ("head*",)}
-    modified(Freeze((0,)), FreezeParts, values)
+@pytest.mark.parametrize(
+    ("part", "modifier", "values"), MODIFIED, ids=[type(part).__name__ for part, *_ in MODIFIED]
+)
+def test_each_field_of_what_modifies_the_steps(part, modifier, values):
+    plans, programs = (partial(lambda f, x: f(modifier(x)), f) for f in (plans_of, programs_of))
+    effects(part, plans, values, otherwise=programs)
 
 
 def test_each_field_of_an_adapter_and_a_loop():
@@ -645,12 +585,10 @@ def settings_classes(hint: object) -> Iterator[type]:
 
 
 # Classes whose fields the tests above change; every other class is a base of these.
-CHANGED_ABOVE = {*map(type, [*METHODS, *MODIFIED]), *map(Config.families.get, SIZES)}
-CHANGED_ABOVE |= {
-    Optim, Mesh, Data, Images, Augment, TrainStage, GrowTo, Learned, LiGO, Grouping, Pruning,
-}  # fmt: skip
-CHANGED_ABOVE |= {FineTune, Best, LoRA, Labelled}
-CHANGED_ABOVE |= {LayerDrop, Sensitivity, Variance, TokenDrop, Freeze, Adapter, Loop, Experiment}
+CHANGED_ABOVE = {type(part) for part, *_ in (*PLANNED, *MODIFIED)}
+CHANGED_ABOVE |= {*map(Config.families.get, SIZES)}
+CHANGED_ABOVE |= {Optim, Mesh, Data, Images, Augment, LiGO, Pruning, FineTune, Best, LoRA, Labelled}
+CHANGED_ABOVE |= {Adapter, Loop, Experiment}
 
 
 def test_no_class_of_settings_is_left_out():

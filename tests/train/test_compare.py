@@ -243,55 +243,40 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
         )
 
 
-def test_a_negative_bound_is_an_upper_bound_of_the_additional_flops(tmp_path):
-    full = at(tmp_path, "full", [(40.0, 3.0), (40.0, 3.0)])
-    short = at(tmp_path, "full-x0.5", [(20.0, 4.0), (20.0, 4.0)])
-    below = at(tmp_path, "below", [(48.0, 2.9), (48.0, 2.9)])
-    found = Comparison([full, below], [short])
-    (line,) = result_lines(found)
-    assert "with at most 20.0 % more FLOPs than a run from scratch (2 seeds)" in line
-    main, *_ = tables(markdown_report(found))
-    assert main["below"]["FLOPs saved vs. frontier"] == "> -20.0 % [-20.0, -20.0]"
+SHORT = (20.0, 4.0)
+# Costs and final losses of a run and of the shorter run, for each seed; the seeds with which the
+# shorter run diverged; the saving in the table, and what the report says. The full run costs 40 and
+# has a loss of 3.
+JUDGED = {
+    "a negative bound is an upper bound of the additional FLOPs": (
+        [(48.0, 2.9)] * 2, [SHORT] * 2, [], "> -20.0 % [-20.0, -20.0]",
+        "with at most 20.0 % more FLOPs than a run from scratch (2 seeds)"),
+    "one seed above the frontier does not mean that no seed saved": (
+        [(30.0, 3.1), (30.0, 4.1), (30.0, 3.1)], [SHORT] * 3, [], "above the frontier: 1 of 3 seeds",
+        "has no mean saving, because with 1 of 3 seeds it ended above every run from scratch"),
+    "one seed costs less than the frontier": (
+        [(19.0, 3.9), (19.0, 3.9), (19.0, 4.1)], [SHORT] * 3, [], "cheaper than the frontier: 1 of 3 seeds",
+        "because with 1 of 3 seeds it costs less than the shortest run from scratch"),
+    "a shorter run that diverged leaves a smaller frontier": (
+        [(30.0, 3.1)] * 2, [SHORT], [1], "cheaper than the frontier: 1 of 2 seeds",
+        "full-x0.5 diverged with seed 1, so the frontier of each of these seeds has one run less."),
+    "the values of two seeds are in the order of the seeds": (
+        [(20.0, 3.5), (22.0, 3.5)], [SHORT] * 2, [], "25.8 % [29.3, 22.2]", "Its loss is 3.5000 with 52% of the FLOPs of full"),
+}  # fmt: skip
 
 
-def test_one_seed_above_the_frontier_does_not_mean_that_no_seed_saved(tmp_path):
-    full = at(tmp_path, "full", [(40.0, 3.0)] * 3)
-    short = at(tmp_path, "full-x0.5", [(20.0, 4.0)] * 3)
-    mixed = at(tmp_path, "mixed", [(30.0, 3.1), (30.0, 4.1), (30.0, 3.1)])
-    cheap = at(tmp_path, "cheap", [(19.0, 3.9), (19.0, 3.9), (19.0, 4.1)])
-    found = Comparison([full, mixed, cheap], [short])
-    first, second = result_lines(found)
-    assert (
-        "has no mean saving, because with 1 of 3 seeds it ended above every run from scratch"
-        in first
+@pytest.mark.parametrize(("run", "short", "diverged", "cell", "says"), JUDGED.values(), ids=JUDGED)
+def test_how_a_run_is_judged_by_the_frontier(tmp_path, run, short, diverged, cell, says):
+    full = at(tmp_path, "full", [(40.0, 3.0)] * len(run))
+    runs, shorter = at(tmp_path, "run", run), at(tmp_path, "full-x0.5", short)
+    found = Comparison(
+        [full, runs], [shorter], diverged={"full-x0.5": diverged} if diverged else {}
     )
-    assert "because with 1 of 3 seeds it costs less than the shortest run from scratch" in second
-    main, *_ = tables(markdown_report(found))
-    assert main["mixed"]["FLOPs saved vs. frontier"] == "above the frontier: 1 of 3 seeds"
-    assert main["cheap"]["FLOPs saved vs. frontier"] == "cheaper than the frontier: 1 of 3 seeds"
-
-
-def test_a_shorter_run_that_diverged_leaves_a_smaller_frontier(tmp_path):
-    """Without shorter runs of its seed, a run that costs less than the baseline is not judged."""
-    full = at(tmp_path, "full", [(40.0, 3.0), (40.0, 3.0)])
-    short = at(tmp_path, "full-x0.5", [(20.0, 4.0)])
-    run = at(tmp_path, "run", [(30.0, 3.1), (30.0, 3.1)])
-    found = Comparison([full, run], [short], diverged={"full-x0.5": [1]})
-    main, *_ = tables(markdown_report(found))
-    assert main["full"]["FLOPs saved vs. frontier"] == "0.0 % [0.0, 0.0]"
-    assert main["run"]["FLOPs saved vs. frontier"] == "cheaper than the frontier: 1 of 2 seeds"
-    assert (
-        "full-x0.5 diverged with seed 1, so the frontier of each of these seeds has one run less."
-        in " ".join(markdown_report(found).split())
-    )
-
-
-def test_the_values_of_two_seeds_are_in_the_order_of_the_seeds(tmp_path):
-    full = at(tmp_path, "full", [(40.0, 3.0)] * 2)
-    short = at(tmp_path, "full-x0.5", [(20.0, 4.0)] * 2)
-    run = at(tmp_path, "run", [(20.0, 3.5), (22.0, 3.5)])
-    main, *_ = tables(markdown_report(Comparison([full, run], [short])))
-    assert main["run"]["FLOPs saved vs. frontier"] == "25.8 % [29.3, 22.2]"
+    report = markdown_report(found)
+    main, *_ = tables(report)
+    assert main["run"]["FLOPs saved vs. frontier"] == cell
+    assert main["full"]["FLOPs saved vs. frontier"].startswith("0.0 %")
+    assert says in " ".join(report.split())
 
 
 def test_without_a_frontier_no_saving_is_reported(comparison):
