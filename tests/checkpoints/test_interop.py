@@ -40,56 +40,6 @@ def axes(config):
     return config.axes()
 
 
-def logits(folder: Path, tokens) -> np.ndarray:
-    config, params = checkpoints.load(folder)
-    return np.asarray(tiny.forward(config)(params, tokens))
-
-
-# --- transformers ---
-
-
-def theirs(folder: Path, tokens) -> np.ndarray:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        return model(torch.tensor(tokens)).logits.numpy()
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("shard", ["5GB", "4KB"], ids=["whole", "sharded"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_saved_transformers_models_match_and_grow_loadably(tmp_path, tied, shard):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 11, "n_positions": 7, "n_layer": 2, "n_embd": 12, "n_head": 2}
-    config = transformers.GPT2Config(
-        **sizes, tie_word_embeddings=tied, initializer_range=0.3, bos_token_id=0
-    )
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "a", max_shard_size=shard)
-    assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1 or shard == "5GB"
-    tokens = tiny.tokens(2, 7)
-    before = logits(tmp_path / "a", tokens)
-    np.testing.assert_allclose(before, theirs(tmp_path / "a", tokens), rtol=0, atol=1e-4)
-
-    source = checkpoints.open_checkpoint(tmp_path / "a")
-    large = source.sizes() | {"heads": 4, "embed": 24, "mlp": 96, "layers": 4}
-    for name, growth, same in (
-        ("wide", operators.decoalesce(large, heads=((0, 2), (1, 3))), True),
-        ("deep", operators.stack(source.sizes(), {"layers": 5}), False),
-        ("both", operators.decoalesce(large, heads="far", layers="adjacent"), False),
-    ):
-        checkpoints.transform(
-            source,
-            checkpoints.Output(tmp_path / name, shard=4000 if shard == "4KB" else 5_000_000_000),
-            growth,
-        )
-        after = logits(tmp_path / name, tokens)
-        np.testing.assert_allclose(after, theirs(tmp_path / name, tokens), rtol=0, atol=1e-4)
-        assert (np.abs(after - before).max() < 1e-4) == same
-
-
 # --- streaming equals growing in memory ---
 
 

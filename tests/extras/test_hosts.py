@@ -259,17 +259,6 @@ def test_two_new_processes_resume_after_a_kill(tmp_path, who):
 
 
 @pytest.mark.slow
-def test_one_process_resumes_after_a_kill(tmp_path):
-    e = experiment(tmp_path, "V-cycle", checkpoint_every=2)
-    folder = tmp_path / "run"
-    driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
-    with runs.only(1):
-        pretrain.run_experiment(e, tmp_path / "alone")
-    pretrain.run_experiment(e, folder)
-    runs.assert_close(folder, tmp_path / "alone")
-
-
-@pytest.mark.slow
 def test_two_processes_measure_their_steps_together(tmp_path):
     """The numbers of process 0 count for both, and a run that is resumed keeps them."""
     e = experiment(tmp_path, "V-cycle", steps=0, seconds=0.5, checkpoint_every=1, mesh=Mesh(fsdp=4))
@@ -337,19 +326,6 @@ def test_two_processes_give_the_same_losses_as_one(tmp_path, name):
         files = (tmp_path / run / "lora.npz" for run in ("run", "alone"))
         saved, expected = (load_adaptation(file).params for file in files)
         chex.assert_trees_all_close(saved, expected, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
-    config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000, checkpoint_every=2))
-    command = ["-m", "train.pretrain", config, "--workdir", str(tmp_path / "run"), *PAIR]
-    pair = processes(command, [["--process", "0"], ["--process", "1"]])
-    while not list((tmp_path / "run" / "checkpoints").glob("[0-9]*/SHA256SUMS")):
-        assert [p.poll() for p in pair] == [None, None]
-        time.sleep(0.1)
-    pair[0].kill()
-    (_, _, _), (code, _, said) = ended(pair, within=60)
-    assert code == os.EX_TEMPFAIL and joining.LOST in said
 
 
 # A process stops itself at a moment of the run.

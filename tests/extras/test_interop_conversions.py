@@ -60,10 +60,12 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
 
 
 @pytest.mark.parametrize("architecture", SOME)
-def test_sharded_by_transformers(tmp_path, architecture):
+def test_sharded_by_transformers_and_here(tmp_path, architecture):
     made(tmp_path / "a", architecture, max_shard_size="3KB")
-    assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
-    assert_alike(tmp_path / "a")
+    run("convert", tmp_path / "a", tmp_path / "b", "--shard-size", "4KB")
+    for name in "ab":
+        assert len(list((tmp_path / name).glob("*.safetensors"))) > 1
+        assert_alike(tmp_path / name)
 
 
 @cases

@@ -51,7 +51,8 @@ IMAGES = {
         "DeiTForImageClassificationWithTeacher",
     )
 }
-CORE = LLAMAS | ENCODERS | IMAGES | {"gpt2": ("GPT2LMHeadModel", {})}
+GPT2 = {"gpt2": ("GPT2LMHeadModel", {}), "gpt2, untied": ("GPT2LMHeadModel", UNTIED)}
+CORE = LLAMAS | ENCODERS | IMAGES | GPT2
 
 
 @pytest.mark.parametrize(("architecture", "more"), CORE.values(), ids=CORE)

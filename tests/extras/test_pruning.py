@@ -9,7 +9,6 @@ import shutil
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
-from pathlib import Path
 from types import SimpleNamespace
 
 import chex
@@ -535,31 +534,6 @@ def test_the_importance_of_an_expert_is_the_mean_of_its_weighted_output(normed):
         assert found.shape == (1, 12)
         np.testing.assert_allclose(found[0], scores, rtol=0, atol=TOLERANCE)
     assert expected[1].sum() == pytest.approx(config.active)
-
-
-def test_reap_changes_the_output_of_a_layer_less_than_random_experts():
-    """On real text, with experts whose outputs have different sizes."""
-    text = (Path(__file__).parents[2] / "docs/howto/experts.md").read_bytes()[:1024]
-    tokens = np.frombuffer(text, np.uint8).astype(np.int32).reshape(8, 128)
-    config = replace(MIXED, vocab=256, context=128, layers=1, experts=8)
-    params = tiny.params(config)
-    params["blocks"]["mlp"]["down"]["kernel"] *= np.geomspace(0.1, 1, 8)[None, :, None, None]
-
-    def output(config, params):
-        run = partial(config.module.apply, observe=lambda x, y: y)
-        return np.asarray(jax.jit(run)({"params": params}, tokens)[1])
-
-    before = output(config, params)
-
-    def error(scores):
-        down = prune(config.sizes(), {"experts": 5}, {"experts": scores})
-        after = output(config.resized(down), grow(down, params, config.axes()))
-        return np.abs(after - before).mean()
-
-    scores = unit_importance(config, params, tokens)["experts"]
-    rng = np.random.default_rng(0)
-    by_chance = [error(rng.random((1, 8))) for _ in range(6)]
-    assert error(np.asarray(scores)) < 0.7 * np.mean(by_chance)
 
 
 def test_experts_without_tokens_are_removed_without_an_effect():
