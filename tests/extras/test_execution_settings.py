@@ -31,15 +31,6 @@ def test_remat_and_attention_change_no_bit_of_a_resumed_run(tmp_path, whole_run)
     chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(whole_run[1]))
 
 
-def leaves(node, name=""):
-    """Yield the name and the value of every setting of a ``config.json``."""
-    if not isinstance(node, dict | list) or not node:
-        yield name, node
-        return
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        yield from leaves(value, f"{name}.{key}".lstrip("."))
-
-
 # For each setting of the execution a value that changes it, here on 8 devices.
 EXECUTED = {
     "accumulate": 2,
@@ -65,7 +56,7 @@ UNTRIED = {
 
 def test_every_setting_of_the_execution_is_tried(whole_run):
     there = experiment_json(whole_run[0])
-    own = {name for name, _ in leaves(there) if class_of(name, there) == "execution"}
+    own = {name for name, _ in runs.setting_values(there) if class_of(name, there) == "execution"}
     assert {name.replace("data.Data", "data") for name in own} == EXECUTED.keys() | UNTRIED.keys()
 
 

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -101,6 +101,15 @@ def log(folder: Path) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in line.items() if k not in ("seconds", "compile_seconds")} for line in lines
     ]
+
+
+def setting_values(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of every setting of a ``config.json``."""
+    if not isinstance(node, dict | list) or not node:
+        yield name, node
+        return
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        yield from setting_values(value, f"{name}.{key}".lstrip("."))
 
 
 def export(run: Path, folder: Path) -> None:

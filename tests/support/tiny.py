@@ -5,9 +5,12 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jaxgrow import grow
 from jaxgrow.axes import axis_of, is_names, leaves
@@ -182,3 +185,21 @@ def pairs(a, b) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 def distance(a, b) -> float:
     """Return the largest absolute difference between two trees."""
     return max(float(np.abs(x - y).max()) for _, x, y in pairs(a, b))
+
+
+def sharded_gradient(loss, params, x, given):
+    """Return the gradient of a sum of losses on two devices with replicated weights.
+
+    Value and gradient, which is the sum over the devices, must be as on one device.
+    """
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+
+    def each(params, x, given):
+        value, gradient = jax.value_and_grad(loss)(params, x, given)
+        return jax.lax.psum(value, "data"), gradient
+
+    spread = jax.shard_map(each, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P())
+    found = jax.device_get(jax.jit(spread)(params, x, given))
+    expected = jax.jit(jax.value_and_grad(loss))(params, x, given)
+    chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=1e-4)
+    return found[1]

@@ -70,15 +70,6 @@ def test_a_change_that_is_lost_with_its_steps_is_listed_at_the_step_of_the_next_
     assert "changes" not in run.config
 
 
-def leaves(node, name=""):
-    """Yield the name and the value of every setting of a ``config.json``."""
-    if not isinstance(node, dict | list) or not node:
-        yield name, node
-        return
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        yield from leaves(value, f"{name}.{key}".lstrip("."))
-
-
 def with_value(node, name, value):
     """Return a copy of a ``config.json`` with another value of one setting."""
     key, _, rest = name.partition(".")
@@ -110,7 +101,7 @@ def test_every_setting_does_on_resume_what_its_class_says(tmp_path, monkeypatch,
     run.folder.mkdir()
     run.log.write_text("{}\n")
     found = set()
-    for name, before in leaves(there):
+    for name, before in runs.setting_values(there):
         after = f"{before} changed"
         other = with_value(there, name, after)
         (run.folder / "config.json").write_text(json.dumps(there | {"corpus": {"name": "x"}}))
