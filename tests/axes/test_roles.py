@@ -266,20 +266,17 @@ def test_muon_refuses_kernels_with_layers_not_stacked_first():
         split_kernel(("embed.in", "layers", "mlp"))
 
 
-@pytest.mark.parametrize(
-    ("names", "rows", "columns"),
-    [
-        (("layers", "embed.in", "mlp"), (1,), (2,)),
-        (("layers", "mlp", "embed.in"), (2,), (1,)),
-        (("layers", "experts", "embed", "mlp.in"), (3,), (2,)),
-        (("layers", "gates", "mlp", "embed.in"), (3,), (2,)),
-        (("layers", "experts", "embed.in"), (2,), (1,)),
-        (("layers", "heads", "head_dim", "embed.in"), (3,), (1, 2)),
-        (("layers", "kv_heads", "head_dim.in", "embed.in"), (3,), (1, 2)),
-        (("layers", "kv_heads", "q_heads_per_group", "head_dim", "embed.in"), (4,), (1, 2, 3)),
-        (("layers", "embed", "heads.in", "head_dim.in"), (2, 3), (1,)),
-    ],
-)
+@pytest.mark.parametrize(("names", "rows", "columns"), [
+    (("layers", "embed.in", "mlp"), (1,), (2,)),
+    (("layers", "mlp", "embed.in"), (2,), (1,)),
+    (("layers", "experts", "embed", "mlp.in"), (3,), (2,)),
+    (("layers", "gates", "mlp", "embed.in"), (3,), (2,)),
+    (("layers", "experts", "embed.in"), (2,), (1,)),
+    (("layers", "heads", "head_dim", "embed.in"), (3,), (1, 2)),
+    (("layers", "kv_heads", "head_dim.in", "embed.in"), (3,), (1, 2)),
+    (("layers", "kv_heads", "q_heads_per_group", "head_dim", "embed.in"), (4,), (1, 2, 3)),
+    (("layers", "embed", "heads.in", "head_dim.in"), (2, 3), (1,)),
+])  # fmt: skip
 def test_matrices_of_layers_in_both_orders(names, rows, columns):
     kernel = layer_kernels({"w": names})["w"]
     assert (kernel.read_dims, kernel.written_dims) == (rows, columns)
@@ -327,16 +324,13 @@ def test_marks_are_read_off_a_name_and_other_dots_belong_to_it():
     )
 
 
-@pytest.mark.parametrize(
-    "name, parsed",
-    [
-        ("embed", Axis("embed")),
-        ("layers.2", Axis("layers.2")),
-        ("embed.0.in.norm.scale", Axis("embed.0", "in", ("norm", "scale"))),
-        ("head_dim.in.bias", Axis("head_dim", "in", ("bias",))),
-        ("in", Axis("in")),
-    ],
-)
+@pytest.mark.parametrize("name, parsed", [
+    ("embed", Axis("embed")),
+    ("layers.2", Axis("layers.2")),
+    ("embed.0.in.norm.scale", Axis("embed.0", "in", ("norm", "scale"))),
+    ("head_dim.in.bias", Axis("head_dim", "in", ("bias",))),
+    ("in", Axis("in")),
+])  # fmt: skip
 def test_a_name_is_parsed_and_written(name, parsed):
     assert Axis.parse(name) == parsed
     assert str(parsed) == name

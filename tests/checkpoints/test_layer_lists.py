@@ -15,20 +15,17 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 # --- a list of another length ---
 
 
-@pytest.mark.parametrize(
-    ("architecture", "key", "value"),
-    [
-        ("Gemma3ForCausalLM", "layer_types", [SLIDING] * 5 + [FULL]),
-        ("Gemma3ForCausalLM", "layer_types", []),
-        ("Qwen3ForCausalLM", "layer_types", [FULL] * 6),
-        ("LlamaForCausalLM", "layer_types", [FULL] * 6),
-        ("SmolLM3ForCausalLM", "no_rope_layers", [1, 1, 1, 0, 1, 1]),
-        ("LlamaForCausalLM", "num_key_value_heads", [2] * 6),
-        ("LlamaForCausalLM", "intermediate_size", [20] * 6),
-        ("Gemma3ForCausalLM", "sliding_window", [3] * 6),
-        ("Qwen3MoeForCausalLM", "moe_layer_freq", [1] * 6),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "key", "value"), [
+    ("Gemma3ForCausalLM", "layer_types", [SLIDING] * 5 + [FULL]),
+    ("Gemma3ForCausalLM", "layer_types", []),
+    ("Qwen3ForCausalLM", "layer_types", [FULL] * 6),
+    ("LlamaForCausalLM", "layer_types", [FULL] * 6),
+    ("SmolLM3ForCausalLM", "no_rope_layers", [1, 1, 1, 0, 1, 1]),
+    ("LlamaForCausalLM", "num_key_value_heads", [2] * 6),
+    ("LlamaForCausalLM", "intermediate_size", [20] * 6),
+    ("Gemma3ForCausalLM", "sliding_window", [3] * 6),
+    ("Qwen3MoeForCausalLM", "moe_layer_freq", [1] * 6),
+])  # fmt: skip
 def test_a_list_of_another_length_names_the_key_both_numbers_and_the_way_out(
     tmp_path, architecture, key, value, capsys
 ):
@@ -116,17 +113,14 @@ WINDOW, NO_WINDOW = {"use_sliding_window": True}, {"use_sliding_window": False}
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize(
-    ("architecture", "key", "value", "more"),
-    [
-        ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
-        pytest.param("Gemma3ForCausalLM", "sliding_window_pattern", 4, {}, marks=SLOW),
-        pytest.param("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}, marks=SLOW),
-        ("Qwen2ForCausalLM", "max_window_layers", 5, WINDOW),
-        pytest.param("Qwen3ForCausalLM", "max_window_layers", 2, WINDOW, marks=SLOW),
-        pytest.param("Qwen2ForCausalLM", "max_window_layers", 8, NO_WINDOW, marks=SLOW),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "key", "value", "more"), [
+    ("Gemma3ForCausalLM", "sliding_window_pattern", 6, {}),
+    pytest.param("Gemma3ForCausalLM", "sliding_window_pattern", 4, {}, marks=SLOW),
+    pytest.param("SmolLM3ForCausalLM", "no_rope_layer_interval", 4, {}, marks=SLOW),
+    ("Qwen2ForCausalLM", "max_window_layers", 5, WINDOW),
+    pytest.param("Qwen3ForCausalLM", "max_window_layers", 2, WINDOW, marks=SLOW),
+    pytest.param("Qwen2ForCausalLM", "max_window_layers", 8, NO_WINDOW, marks=SLOW),
+])  # fmt: skip
 def test_a_redundant_number_is_right_or_absent_after_a_change_of_depth(
     tmp_path, architecture, key, value, more, capsys
 ):
@@ -198,16 +192,13 @@ def test_a_dense_model_with_a_number_of_experts_becomes_a_mixture(tmp_path, left
     assert {new["num_local_experts"], *(new[key] for key in leftover)} == {4}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "key", "synonym"),
-    [
-        ("MixtralForCausalLM", "num_local_experts", "num_experts"),
-        ("OlmoeForCausalLM", "num_experts", "num_local_experts"),
-        ("GPT2LMHeadModel", "n_layer", "num_hidden_layers"),
-        ("GPT2LMHeadModel", "n_embd", "hidden_size"),
-        ("DistilBertForMaskedLM", "n_layers", "num_hidden_layers"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "key", "synonym"), [
+    ("MixtralForCausalLM", "num_local_experts", "num_experts"),
+    ("OlmoeForCausalLM", "num_experts", "num_local_experts"),
+    ("GPT2LMHeadModel", "n_layer", "num_hidden_layers"),
+    ("GPT2LMHeadModel", "n_embd", "hidden_size"),
+    ("DistilBertForMaskedLM", "n_layers", "num_hidden_layers"),
+])  # fmt: skip
 def test_a_synonym_is_read_and_a_contradiction_is_an_error(
     tmp_path, architecture, key, synonym, capsys
 ):
@@ -259,16 +250,13 @@ def test_a_dtype_that_some_tensors_have_is_kept(tmp_path, capsys):
 # --- which layers are new ---
 
 
-@pytest.mark.parametrize(
-    ("method", "layers", "new"),
-    [
-        ("llama_pro", 6, [2, 5]),
-        ("stack", 8, [4, 5, 6, 7]),
-        ("interleave", 8, [1, 3, 5, 7]),
-        ("mslt", 6, [4, 5]),
-        ("solar", 6, [3, 4]),
-    ],
-)
+@pytest.mark.parametrize(("method", "layers", "new"), [
+    ("llama_pro", 6, [2, 5]),
+    ("stack", 8, [4, 5, 6, 7]),
+    ("interleave", 8, [1, 3, 5, 7]),
+    ("mslt", 6, [4, 5]),
+    ("solar", 6, [3, 4]),
+])  # fmt: skip
 def test_the_new_layers_are_printed_and_recorded(tmp_path, method, layers, new, capsys):
     from jaxgrow.cli import program
 

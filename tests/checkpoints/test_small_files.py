@@ -84,19 +84,16 @@ def test_a_finished_run_is_synced_before_its_result_is_written(finished, tmp_pat
 # --- reading ---
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (None, "is missing"),
-        (b"", "is damaged: it is empty"),
-        (b" \n", "is damaged: it is empty"),
-        (b'{"a": 1', "is damaged: it is not JSON"),
-        (b"\xff\xfe\x00", "is damaged: it is not JSON"),
-        (b"[" * 100_000, "is damaged: its lists are nested too deeply"),
-        (b"[1]", "is damaged: it contains list, not a JSON object"),
-        (b'{"b": 1}', "is damaged: it has no 'a'"),
-    ],
-)
+@pytest.mark.parametrize(("content", "says"), [
+    (None, "is missing"),
+    (b"", "is damaged: it is empty"),
+    (b" \n", "is damaged: it is empty"),
+    (b'{"a": 1', "is damaged: it is not JSON"),
+    (b"\xff\xfe\x00", "is damaged: it is not JSON"),
+    (b"[" * 100_000, "is damaged: its lists are nested too deeply"),
+    (b"[1]", "is damaged: it contains list, not a JSON object"),
+    (b'{"b": 1}', "is damaged: it has no 'a'"),
+])  # fmt: skip
 def test_what_is_no_object_with_these_keys_is_refused(tmp_path, content, says):
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
@@ -108,16 +105,13 @@ DAMAGES = {"empty": lambda content: b"", "cut": lambda content: content[: len(co
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
-    ("name", "way_out"),
-    [
-        ("config.json", "restore it from a backup, or copy the one that the same command writes"),
-        ("result.json", "delete .*result.json and run the command of the run again"),
-        ("metrics.jsonl", "delete .*result.json and run the command of the run again"),
-        ("scores.json", "delete it, and the command that wrote it computes it again"),
-        ("evaluated.json", "delete it, and the command that wrote it computes it again"),
-    ],
-)
+@pytest.mark.parametrize(("name", "way_out"), [
+    ("config.json", "restore it from a backup, or copy the one that the same command writes"),
+    ("result.json", "delete .*result.json and run the command of the run again"),
+    ("metrics.jsonl", "delete .*result.json and run the command of the run again"),
+    ("scores.json", "delete it, and the command that wrote it computes it again"),
+    ("evaluated.json", "delete it, and the command that wrote it computes it again"),
+])  # fmt: skip
 def test_damaged_files_of_a_finished_run_are_named_with_a_fix(
     finished, tmp_path, name, damage, way_out
 ):

@@ -269,15 +269,12 @@ def test_models_and_weights_that_do_not_go_together(tmp_path, folder, capsys):
     assert "there is no folder" in refused(capsys, "inspect", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--heads 0-1", "separate groups with a comma"),
-        ("--heads far --shard-size 5", "'5' is not a file size: give one such as 500MB, 1.5GB"),
-        ("--heads far --shard-size 0GB", "'0GB' is not a file size"),
-        ("--heads far --dtype int8", "choose from"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ("--heads 0-1", "separate groups with a comma"),
+    ("--heads far --shard-size 5", "'5' is not a file size: give one such as 500MB, 1.5GB"),
+    ("--heads far --shard-size 0GB", "'0GB' is not a file size"),
+    ("--heads far --dtype int8", "choose from"),
+])  # fmt: skip
 def test_words_that_are_none(options, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(words("coalesce a b", options))
@@ -457,14 +454,11 @@ def test_subfolders_are_copied_or_listed(tmp_path, capsys):
 # --- odd numbers of key/value heads, and MLP sizes that the heads do not divide ---
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "mlp", "times"),
-    [
-        (9, 3, 24, 3),
-        pytest.param(14, 2, 38, 2, marks=pytest.mark.extra),
-        pytest.param(15, 5, 40, 5, marks=pytest.mark.extra),
-    ],
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "mlp", "times"), [
+    (9, 3, 24, 3),
+    pytest.param(14, 2, 38, 2, marks=pytest.mark.extra),
+    pytest.param(15, 5, 40, 5, marks=pytest.mark.extra),
+])  # fmt: skip
 def test_a_llama_of_any_family_goes_down_and_up(tmp_path, heads, kv_heads, mlp, times, capsys):
     """The head counts are from Qwen2.5-0.5B, SmolLM2-135M and SmolLM2-360M."""
     sizes = {"embed": 2 * heads, "heads": heads, "kv_heads": kv_heads, "mlp": mlp}

@@ -134,14 +134,11 @@ def test_near_the_measurements_growing_is_advised(tmp_path):
     assert [p.steps for p in best.plan if p.cost(1)] == [1800, 1800]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"steps": 3600 * 16},  # 316 tokens per parameter
-        {"model": GPT2Config(vocab=50257, context=1024), "steps": 300_000},  # 124 M parameters
-        {"optim": replace(MUON, name="adamw")},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"steps": 3600 * 16},  # 316 tokens per parameter
+    {"model": GPT2Config(vocab=50257, context=1024), "steps": 300_000},  # 124 M parameters
+    {"optim": replace(MUON, name="adamw")},
+])  # fmt: skip
 def test_far_from_the_measurements_the_interval_contains_zero(tmp_path, changes):
     e = near(tmp_path, **changes)
     text, best = full_report(e)
@@ -409,14 +406,10 @@ def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):
     assert load_experiment(out) == other
 
 
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [
-        (runs.VCYCLE, "not a training from scratch (its method is VCycle); give its baseline"),
-        (Scratch((DropLayers(LayerDrop(theta=0.5)),)), "DropLayers, which the recipes would leave"),
-    ],
-    ids=["V-cycle", "modifiers"],
-)
+@pytest.mark.parametrize(("method", "says"), [
+    (runs.VCYCLE, "not a training from scratch (its method is VCycle); give its baseline"),
+    (Scratch((DropLayers(LayerDrop(theta=0.5)),)), "DropLayers, which the recipes would leave"),
+], ids=["V-cycle", "modifiers"])  # fmt: skip
 def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys, method, says):
     script = runs.script(tmp_path, runs.experiment(tmp_path, method=method))
     with pytest.raises(SystemExit):
@@ -424,16 +417,13 @@ def test_what_is_no_baseline_is_refused(tmp_path, monkeypatch, capsys, method, s
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        *(
-            (("--budget", budget), f"must be between the FLOPs of one step, .*, but is {told}$")
-            for budget, told in [(x, x) for x in ("1", "0", "nan", "inf")] + [("1e30", r"1e\+30")]
-        ),
-        (("--write", "adv.txt"), "--write takes the name of a config file, FILE.py, not adv.txt"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    *(
+        (("--budget", budget), f"must be between the FLOPs of one step, .*, but is {told}$")
+        for budget, told in [(x, x) for x in ("1", "0", "nan", "inf")] + [("1e30", r"1e\+30")]
+    ),
+    (("--write", "adv.txt"), "--write takes the name of a config file, FILE.py, not adv.txt"),
+])  # fmt: skip
 def test_impossible_arguments_are_refused(tmp_path, monkeypatch, capsys, options, says):
     script = runs.script(tmp_path, runs.experiment(tmp_path))
     with pytest.raises(SystemExit):

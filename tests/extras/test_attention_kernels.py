@@ -67,14 +67,10 @@ def test_by_splash_with_shared_keys(as_on_a_tpu, causal, in_segments):
         np.testing.assert_allclose(np.float64(a), np.float64(b), rtol=0, atol=0.02 * largest)
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {"fsdp": 2, "tensor": 2},
-        *(pytest.param(a, marks=SLOW) for a in ({"tensor": 2}, {"data": 4})),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("axes", [
+    {"fsdp": 2, "tensor": 2},
+    *(pytest.param(a, marks=SLOW) for a in ({"tensor": 2}, {"data": 4})),
+], ids=str)  # fmt: skip
 def test_by_splash_each_mesh_device_attends_for_its_samples_and_heads(as_on_a_tpu, axes):
     qkv, _ = arrays(128, 64, "bfloat16", samples=4)
     alone = with_gradients(True)(*qkv)
@@ -125,19 +121,16 @@ def test_kernels_with_segments_make_no_mask_of_a_row(as_on_a_tpu):
     assert largest < samples * length**2 < 4 * control
 
 
-@pytest.mark.parametrize(
-    ("by", "on", "given", "says"),
-    [
-        ("cudnn", "cpu", {}, "attention=cudnn does .*: the kernel runs on GPUs, .* is for cpu"),
-        ("cudnn", "gpu", {"dtype": "float32"}, "are float32, not bfloat16; set attention=auto"),
-        ("cudnn", "gpu", {"head_dim": 12}, "head_dim is 12, not a multiple of 8"),
-        ("cudnn", "gpu", {"head_dim": 256}, "head_dim is 256, greater than 128"),
-        # A ViT of 14 x 14 patches and a class token.
-        ("cudnn", "gpu", {"length": 197}, "queries and keys, 197 and 197, are not both even"),
-        ("splash", "gpu", {}, "the kernel runs on TPUs, but the program is for gpu"),
-        ("splash", "tpu", {"length": 130}, "130 positions are not a multiple of 128"),
-    ],
-)
+@pytest.mark.parametrize(("by", "on", "given", "says"), [
+    ("cudnn", "cpu", {}, "attention=cudnn does .*: the kernel runs on GPUs, .* is for cpu"),
+    ("cudnn", "gpu", {"dtype": "float32"}, "are float32, not bfloat16; set attention=auto"),
+    ("cudnn", "gpu", {"head_dim": 12}, "head_dim is 12, not a multiple of 8"),
+    ("cudnn", "gpu", {"head_dim": 256}, "head_dim is 256, greater than 128"),
+    # A ViT of 14 x 14 patches and a class token.
+    ("cudnn", "gpu", {"length": 197}, "queries and keys, 197 and 197, are not both even"),
+    ("splash", "gpu", {}, "the kernel runs on TPUs, but the program is for gpu"),
+    ("splash", "tpu", {"length": 130}, "130 positions are not a multiple of 128"),
+])  # fmt: skip
 def test_a_kernel_that_does_not_serve_says_why(monkeypatch, by, on, given, says):
     run_as_on(monkeypatch, on)
     qkv, _ = arrays(**{"length": 128, "dtype": "bfloat16"} | given)

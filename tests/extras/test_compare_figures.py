@@ -27,18 +27,14 @@ def comparison(tmp_path):
     return two_seeds(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("model", "per"),
-    [
-        (ViTConfig(), "image"),
-        (GPT2Config(head="classes", classes=3), "text"),
-        (GPT2Config(), "token"),  # its config has the field `classes` as well
-        (BERTConfig(), "token"),
-        (BERTConfig(head="token_classes", classes=3), "token"),
-        (BERTConfig(head="spans"), "text"),
-    ],
-    ids=["ViT", "texts", "GPT-2", "BERT", "words", "spans"],
-)
+@pytest.mark.parametrize(("model", "per"), [
+    (ViTConfig(), "image"),
+    (GPT2Config(head="classes", classes=3), "text"),
+    (GPT2Config(), "token"),  # its config has the field `classes` as well
+    (BERTConfig(), "token"),
+    (BERTConfig(head="token_classes", classes=3), "token"),
+    (BERTConfig(head="spans"), "text"),
+], ids=["ViT", "texts", "GPT-2", "BERT", "words", "spans"])  # fmt: skip
 def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, per):
     runs = [
         made(tmp_path, "run", SCRATCH, seed=s, model=model.as_json(), val_accuracy=a)

@@ -180,21 +180,17 @@ def test_the_published_config_is_the_default():
     assert written["pooler_hidden_size"] == 1536 and family.from_hf(written) == wider
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"conv_kernel_size": 3}, "conv_kernel_size is 3, but .* DebertaV2Model only with 0"),
-        ({"type_vocab_size": 2}, "type_vocab_size is 2, but .* only with 0"),
-        ({"relative_attention": False}, "only with relative positions"),
-        ({"position_biased_input": True}, "only without absolute positions in its input"),
-        ({"embedding_size": 128}, "embedding_size is 128, but .* if it is the hidden size, 768"),
-        ({"attention_head_size": 32}, "if it is the size of the heads, 64"),
-        ({"position_buckets": 255}, "distances is 510, but must be a multiple of 4"),
-        ({"pos_att_type": None}, "c2p and p2c are false"),
-        ({"position_buckets": "many"}, "a value has the wrong type"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"conv_kernel_size": 3}, "conv_kernel_size is 3, but .* DebertaV2Model only with 0"),
+    ({"type_vocab_size": 2}, "type_vocab_size is 2, but .* only with 0"),
+    ({"relative_attention": False}, "only with relative positions"),
+    ({"position_biased_input": True}, "only without absolute positions in its input"),
+    ({"embedding_size": 128}, "embedding_size is 128, but .* if it is the hidden size, 768"),
+    ({"attention_head_size": 32}, "if it is the size of the heads, 64"),
+    ({"position_buckets": 255}, "distances is 510, but must be a multiple of 4"),
+    ({"pos_att_type": None}, "c2p and p2c are false"),
+    ({"position_buckets": "many"}, "a value has the wrong type"),
+], ids=str)  # fmt: skip
 def test_other_settings_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
         FAMILIES["DebertaV2Model"].from_hf(SAID | setting)

@@ -60,16 +60,12 @@ def test_a_piece_that_is_held_out_divides_its_document(data, tmp_path, monkeypat
     assert documents_of(found.valid, found.begins[1]) == [b"cccc", b"ffff"]
 
 
-@pytest.mark.parametrize(
-    ("roles", "row", "expected"),
-    [
-        ({"bos_token": "<s>", "eos_token": "</s>"}, [2, 2, 1, 0, 2, 1], [0, 3, 6]),
-        ({"eos_token": "</s>"}, [2, 2, 1, 2, 2, 1], [0, 3, 6]),
-        ({"bos_token": "<s>"}, [2, 2, 0, 2, 2, 0, 2], [0, 2, 5, 7]),
-        ({"bos_token": "</s>", "eos_token": "</s>"}, [2, 1, 2, 2, 1, 2], [0, 2, 5, 6]),
-    ],
-    ids=["both", "end", "begin", "same"],
-)
+@pytest.mark.parametrize(("roles", "row", "expected"), [
+    ({"bos_token": "<s>", "eos_token": "</s>"}, [2, 2, 1, 0, 2, 1], [0, 3, 6]),
+    ({"eos_token": "</s>"}, [2, 2, 1, 2, 2, 1], [0, 3, 6]),
+    ({"bos_token": "<s>"}, [2, 2, 0, 2, 2, 0, 2], [0, 2, 5, 7]),
+    ({"bos_token": "</s>", "eos_token": "</s>"}, [2, 1, 2, 2, 1, 2], [0, 2, 5, 6]),
+], ids=["both", "end", "begin", "same"])  # fmt: skip
 def test_token_ids_are_divided_by_the_tokens_of_the_tokenizer(tmp_path, roles, row, expected):
     """Rows of a table are documents, and begin and end tokens divide them further."""
     made = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, "a"))
@@ -141,19 +137,15 @@ def test_a_teacher_does_not_teach_the_next_document():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"method": runs.VCYCLE},
-        {"method": Inherit(runs.SMALL)},
-        {"method": Scratch((DropLayers(LayerDrop(theta=0.5)),))},
-        {"method": Scratch((DropTokens(TokenDrop(0.25)),)), "model": replace(runs.MODEL, layers=4)},
-        {"method": Scratch((ShortContext(2),))},
-        {"method": Growing(runs.SMALL, to=(GrowTo(by=Learned(steps=4, warmup=1)),))},
-        {"model": BERT},
-    ],
-    ids=["vcycle", "teacher", "layers", "tokens", "windows", "learned", "bert"],
-)
+@pytest.mark.parametrize("changes", [
+    {"method": runs.VCYCLE},
+    {"method": Inherit(runs.SMALL)},
+    {"method": Scratch((DropLayers(LayerDrop(theta=0.5)),))},
+    {"method": Scratch((DropTokens(TokenDrop(0.25)),)), "model": replace(runs.MODEL, layers=4)},
+    {"method": Scratch((ShortContext(2),))},
+    {"method": Growing(runs.SMALL, to=(GrowTo(by=Learned(steps=4, warmup=1)),))},
+    {"model": BERT},
+], ids=["vcycle", "teacher", "layers", "tokens", "windows", "learned", "bert"])  # fmt: skip
 def test_every_method_trains_by_documents(data, tmp_path, changes):
     result = pretrain.run_experiment(
         runs.experiment(tmp_path, data=data, **changes), tmp_path / "run"

@@ -235,17 +235,14 @@ def test_a_learning_rate_that_diverges_does_not_end_the_others(home, tmp_path, m
         command.main()
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "says"),
-    [
-        ("--seeds", "0,0", "--seeds names 0 more than once"),
-        ("--lr", "1e-3,0.001", "rates must be different"),
-        ("--lr", "0", "learning_rates must be positive"),
-        ("--lr", "-1", "learning_rates must be positive"),
-        ("--lr", "nan", "learning_rates must be positive"),
-        ("--lr", "inf", "learning_rates must be positive"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "says"), [
+    ("--seeds", "0,0", "--seeds names 0 more than once"),
+    ("--lr", "1e-3,0.001", "rates must be different"),
+    ("--lr", "0", "learning_rates must be positive"),
+    ("--lr", "-1", "learning_rates must be positive"),
+    ("--lr", "nan", "learning_rates must be positive"),
+    ("--lr", "inf", "learning_rates must be positive"),
+])  # fmt: skip
 def test_repeated_and_impossible_settings_are_refused(tmp_path, monkeypatch, option, value, says):
     arguments = ["finetune", "configs/finetune.py:sst2", "--model", str(tmp_path), option, value]
     monkeypatch.setattr(sys, "argv", arguments)
@@ -341,35 +338,29 @@ def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp
     )
 
 
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        ({"data": Labelled("cola", "nowhere")}, "nowhere"),
-        ({"batch": 4096}, "less than one batch of 4096"),
-        ({"data": Labelled("squad1", "nowhere")}, "squad1 needs a BERT"),
-        ({"accumulate": 3}, "a batch of 16 cannot be divided into 3 micro-batches"),
-        ({"dropout": 1.0}, "dropout must be between 0 and 1, but is 1.0"),
-        ({"freeze": Freeze((7,))}, r"freeze selects the layers \[7\], but the model has"),
-        ({"lora": LoRA(2, targets=("*/nowhere",))}, r"the targets \['\*/nowhere'\] of the LoRA"),
-        ({"lora": LoRA(2), "freeze": Freeze((0,))}, "leave out freeze, or lora"),
-        ({"seeds": (-1,)}, "seed must be between 0"),
-    ],
-)
+@pytest.mark.parametrize("change, says", [
+    ({"data": Labelled("cola", "nowhere")}, "nowhere"),
+    ({"batch": 4096}, "less than one batch of 4096"),
+    ({"data": Labelled("squad1", "nowhere")}, "squad1 needs a BERT"),
+    ({"accumulate": 3}, "a batch of 16 cannot be divided into 3 micro-batches"),
+    ({"dropout": 1.0}, "dropout must be between 0 and 1, but is 1.0"),
+    ({"freeze": Freeze((7,))}, r"freeze selects the layers \[7\], but the model has"),
+    ({"lora": LoRA(2, targets=("*/nowhere",))}, r"the targets \['\*/nowhere'\] of the LoRA"),
+    ({"lora": LoRA(2), "freeze": Freeze((0,))}, "leave out freeze, or lora"),
+    ({"seeds": (-1,)}, "seed must be between 0"),
+])  # fmt: skip
 def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         tune_model(tuning(home / "cola", **change), home / "gpt2", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change, says",
-    [
-        ({"lora": LoRA(2), "adapter": Adapter(4)}, "a LoRA or an adapter, not both"),
-        ({"optim": Optim(peak_lr=1e-3)}, "optim.peak_lr=0.001 has no effect .* set learning_rates"),
-        ({"optim": Optim(warmup=5)}, "optim.warmup=5 has no effect on a fine-tuning: set warmup"),
-        ({"batch": 0}, "batch must be at least 1, but is 0"),
-        ({"epochs": float("inf")}, "epochs must be positive and finite"),
-    ],
-)
+@pytest.mark.parametrize("change, says", [
+    ({"lora": LoRA(2), "adapter": Adapter(4)}, "a LoRA or an adapter, not both"),
+    ({"optim": Optim(peak_lr=1e-3)}, "optim.peak_lr=0.001 has no effect .* set learning_rates"),
+    ({"optim": Optim(warmup=5)}, "optim.warmup=5 has no effect on a fine-tuning: set warmup"),
+    ({"batch": 0}, "batch must be at least 1, but is 0"),
+    ({"epochs": float("inf")}, "epochs must be positive and finite"),
+])  # fmt: skip
 def test_settings_that_no_model_can_have_are_refused(change, says):
     with pytest.raises(ValueError, match=says):
         tuning(Path("cola"), **change)

@@ -30,25 +30,22 @@ def chat(template: str) -> str:
 # --- templates ---
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ 'a' * 10**10 }}",
-        "{{ ('a' * 10**8) ~ ('b' * 10**8) }}",
-        "{{ [0] * 10**10 }}",
-        "{{ 1 / 0 }}",
-        "{{ messages[0].content.x.y }}",
-        "{{ 'a' + 3 }}",
-        "{% for %}",
-        "{{ '%99999999999d' % 3 }}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% include 'x' %}",
-        "{{ strftime_now(3) }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ raise_exception('a\x1b[31m\nb') }}",
-        "{{" + "(" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("template", [
+    "{{ 'a' * 10**10 }}",
+    "{{ ('a' * 10**8) ~ ('b' * 10**8) }}",
+    "{{ [0] * 10**10 }}",
+    "{{ 1 / 0 }}",
+    "{{ messages[0].content.x.y }}",
+    "{{ 'a' + 3 }}",
+    "{% for %}",
+    "{{ '%99999999999d' % 3 }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% include 'x' %}",
+    "{{ strftime_now(3) }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ raise_exception('a\x1b[31m\nb') }}",
+    "{{" + "(" * 100_000,
+])  # fmt: skip
 def test_a_template_that_fails_is_one_line(template):
     with pytest.raises(UserError, match="the chat template of the model failed") as error:
         chat(template)
@@ -56,13 +53,10 @@ def test_a_template_that_fails_is_one_line(template):
     assert chat("{{ bos_token }}{{ messages[0].content }}") == "<s>hi"
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% set x = 10**(10**9) %}",
-    ],
-)
+@pytest.mark.parametrize("template", [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set x = 10**(10**9) %}",
+])  # fmt: skip
 def test_a_template_that_does_not_end_is_stopped(template):
     began = time.monotonic()
     with using_limits(seconds=1), pytest.raises(UserError, match=r"more than 1 s.*--limits sec"):
@@ -203,22 +197,18 @@ def test_a_tokenizer_that_makes_too_many_tokens_only_of_the_corpus_is_stopped(ab
     assert many.encode_batch_fast(["a"])[0].ids.tolist() == [97]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model": {"type": "BPE", "vocab": {"a": 1 << 40}, "merges": []}},
-        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}},
-        {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 9}},
-        {"model": {"type": "WordPiece", "vocab": {}, "unk_token": 3}},
-        {"model": None},
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-        {"normalizer": {"type": "Sequence", "normalizers": 3}},
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed"}},
-        {"post_processor": {"type": "TemplateProcessing", "single": [{"x": 1}]}},
-        {"added_tokens": [{"id": -1, "content": 3}]},
-    ],
-    ids=lambda change: json.dumps(change)[:40],
-)
+@pytest.mark.parametrize("change", [
+    {"model": {"type": "BPE", "vocab": {"a": 1 << 40}, "merges": []}},
+    {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["x", "y"]]}},
+    {"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 9}},
+    {"model": {"type": "WordPiece", "vocab": {}, "unk_token": 3}},
+    {"model": None},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"normalizer": {"type": "Sequence", "normalizers": 3}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Removed"}},
+    {"post_processor": {"type": "TemplateProcessing", "single": [{"x": 1}]}},
+    {"added_tokens": [{"id": -1, "content": 3}]},
+], ids=lambda change: json.dumps(change)[:40])  # fmt: skip
 def test_a_damaged_tokenizer_is_one_line(about, change, capfd):
     with pytest.raises(UserError, match="no tokenizer at ") as error:
         about(change)
@@ -240,20 +230,17 @@ def test_a_panic_is_one_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"eos_token": 3}',
-        '{"eos_token": {"content": [1]}}',
-        '{"eos_token": {}}',
-        '{"eos_token": ["a"]}',
-        '{"added_tokens_decoder": [1], "add_bos_token": "x", "bos_token": {"content": 3}}',
-        '{"chat_template": [3]}',
-        "[]",
-        '{"a": ' * 50_000,
-        "\udcff",
-    ],
-)
+@pytest.mark.parametrize("content", [
+    '{"eos_token": 3}',
+    '{"eos_token": {"content": [1]}}',
+    '{"eos_token": {}}',
+    '{"eos_token": ["a"]}',
+    '{"added_tokens_decoder": [1], "add_bos_token": "x", "bos_token": {"content": 3}}',
+    '{"chat_template": [3]}',
+    "[]",
+    '{"a": ' * 50_000,
+    "\udcff",
+])  # fmt: skip
 def test_wrong_types_beside_a_tokenizer_are_one_line(tmp_path, name, content):
     _byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))

@@ -114,21 +114,18 @@ SLIDING = {"use_sliding_window": True}
 BEFORE = {"global_rope_theta": 30.0, "local_rope_theta": 9.0}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "more"),
-    [
-        ("LlamaForCausalLM", {"hidden_act": "swish"}),
-        ("GPT2LMHeadModel", {"activation_function": "gelu_fast"}),
-        ("ViTForImageClassification", {"hidden_act": "gelu_python"}),
-        # The windows start at the third of two layers, so no layer has one, or they are as long as
-        # any sequence.
-        ("Qwen2ForCausalLM", SLIDING | {"sliding_window": 2, "max_window_layers": 2}),
-        ("Qwen2ForCausalLM", SLIDING | {"sliding_window": 9, "max_window_layers": 0}),
-        ("MistralForCausalLM", {"sliding_window": 9}),
-        # The spelling before transformers 5.
-        ("ModernBertForMaskedLM", BEFORE | {"global_attn_every_n_layers": 2}),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "more"), [
+    ("LlamaForCausalLM", {"hidden_act": "swish"}),
+    ("GPT2LMHeadModel", {"activation_function": "gelu_fast"}),
+    ("ViTForImageClassification", {"hidden_act": "gelu_python"}),
+    # The windows start at the third of two layers, so no layer has one, or they are as long as
+    # any sequence.
+    ("Qwen2ForCausalLM", SLIDING | {"sliding_window": 2, "max_window_layers": 2}),
+    ("Qwen2ForCausalLM", SLIDING | {"sliding_window": 9, "max_window_layers": 0}),
+    ("MistralForCausalLM", {"sliding_window": 9}),
+    # The spelling before transformers 5.
+    ("ModernBertForMaskedLM", BEFORE | {"global_attn_every_n_layers": 2}),
+])  # fmt: skip
 def test_settings_that_mean_what_is_computed(tmp_path, architecture, more):
     made(tmp_path / "a", architecture, more=more)
     assert_alike(tmp_path / "a")
@@ -189,16 +186,13 @@ def test_labels_and_problem_type_are_kept_if_the_count_fits(tmp_path, architectu
     )
 
 
-@pytest.mark.parametrize(
-    ("before", "head", "after"),
-    [
-        ("BertForMaskedLM", "classes", "BertForSequenceClassification"),
-        ("XLMRobertaForMaskedLM", "classes", "XLMRobertaForSequenceClassification"),
-        ("RobertaForMaskedLM", "spans", "RobertaForQuestionAnswering"),
-        ("Qwen2ForCausalLM", "classes", "Qwen2ForSequenceClassification"),
-        ("GPT2ForSequenceClassification", "tokens", "GPT2LMHeadModel"),
-    ],
-)
+@pytest.mark.parametrize(("before", "head", "after"), [
+    ("BertForMaskedLM", "classes", "BertForSequenceClassification"),
+    ("XLMRobertaForMaskedLM", "classes", "XLMRobertaForSequenceClassification"),
+    ("RobertaForMaskedLM", "spans", "RobertaForQuestionAnswering"),
+    ("Qwen2ForCausalLM", "classes", "Qwen2ForSequenceClassification"),
+    ("GPT2ForSequenceClassification", "tokens", "GPT2LMHeadModel"),
+])  # fmt: skip
 def test_changing_the_head_changes_the_saved_architecture(tmp_path, before, head, after):
     """Other settings that `save` copies, such as the ids of special tokens, stay unchanged."""
     folder = made(tmp_path / "a", before)
@@ -245,15 +239,12 @@ def test_the_head_of_masked_tokens_in_files_of_pre_training_is_read(tmp_path, ca
     np.testing.assert_allclose(ours(tmp_path), answered(model, tokens), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("change_to", "message"),
-    [
-        ({"layer_types": ["mamba", "attention"]}, 'layer_types is ["mamba", "attention"] and'),
-        ({"layer_types": None}, 'layer_types is ["linear_attention"] and'),
-        ({"layer_types": ["attention"]}, "layer_types has 1 entries, but"),
-        ({"num_local_experts": 4}, "num_local_experts is 4, but"),
-    ],
-)
+@pytest.mark.parametrize(("change_to", "message"), [
+    ({"layer_types": ["mamba", "attention"]}, 'layer_types is ["mamba", "attention"] and'),
+    ({"layer_types": None}, 'layer_types is ["linear_attention"] and'),
+    ({"layer_types": ["attention"]}, "layer_types has 1 entries, but"),
+    ({"num_local_experts": 4}, "num_local_experts is 4, but"),
+])  # fmt: skip
 def test_a_granite_4_with_other_layers_is_refused(tmp_path, capsys, change_to, message):
     folder = made(tmp_path / "a", "GraniteMoeHybridForCausalLM")
     change(folder, **change_to)
@@ -290,16 +281,13 @@ def test_bare_models_of_transformers_are_read_as_bodies(tmp_path, capsys):
     assert_alike(tmp_path / "gpt2")  # the head is the token embedding
 
 
-@pytest.mark.parametrize(
-    ("architecture", "prefix"),
-    [
-        ("BertModel", "bert."),
-        ("ViTModel", "vit."),
-        ("CLIPVisionModel", "vision_model."),
-        ("XLMRobertaModel", "roberta."),
-        ("Qwen3Model", "model."),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "prefix"), [
+    ("BertModel", "bert."),
+    ("ViTModel", "vit."),
+    ("CLIPVisionModel", "vision_model."),
+    ("XLMRobertaModel", "roberta."),
+    ("Qwen3Model", "model."),
+])  # fmt: skip
 def test_headless_models_are_read_with_or_without_prefix(tmp_path, architecture, prefix):
     """Older versions, and models with a head, use other tensor names.
 
@@ -415,15 +403,12 @@ def test_a_dinov2_of_fewer_layers_has_no_features_of_others(tmp_path):
     assert json.loads((tmp_path / "b" / "config.json").read_text())["out_features"] == ["stage1"]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "becomes"),
-    [
-        ("LlamaForCausalLM", "MixtralForCausalLM"),
-        ("MistralForCausalLM", "MixtralForCausalLM"),
-        ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
-        ("MistralForSequenceClassification", "MixtralForSequenceClassification"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "becomes"), [
+    ("LlamaForCausalLM", "MixtralForCausalLM"),
+    ("MistralForCausalLM", "MixtralForCausalLM"),
+    ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    ("MistralForSequenceClassification", "MixtralForSequenceClassification"),
+])  # fmt: skip
 def test_upcycling_a_dense_model_preserves_its_outputs(tmp_path, architecture, becomes, capsys):
     """Each expert is a copy of the MLP, router noise breaks ties, and the gates add up to one."""
     window = {"sliding_window": 3} if architecture == "MistralForCausalLM" else {}
@@ -596,16 +581,13 @@ TIMM = {
 }
 
 
-@pytest.mark.parametrize(
-    ("architecture", "more"),
-    [
-        ("ModernBertForMaskedLM", {}),
-        ("ModernBertForSequenceClassification", {}),
-        ("BertForMaskedLM", {"tie_word_embeddings": False}),
-        ("GemmaForCausalLM", {}),
-        ("MixtralForCausalLM", {}),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "more"), [
+    ("ModernBertForMaskedLM", {}),
+    ("ModernBertForSequenceClassification", {}),
+    ("BertForMaskedLM", {"tie_word_embeddings": False}),
+    ("GemmaForCausalLM", {}),
+    ("MixtralForCausalLM", {}),
+])  # fmt: skip
 def test_the_size_that_is_told_is_that_of_the_tensors(tmp_path, architecture, more, capsys):
     """Parameters are counted as in `transformers`, and bytes as on disk, also in half precision."""
     folder = made(tmp_path / "a", architecture, more=more)
@@ -624,14 +606,11 @@ def test_the_size_that_is_told_is_that_of_the_tensors(tmp_path, architecture, mo
     assert dry["parameters"] == wet["parameters"] == expected
 
 
-@pytest.mark.parametrize(
-    ("architecture", "more", "kinds"),
-    [
-        ("Gemma2ForCausalLM", {"num_hidden_layers": 26, "layer_types": None}, "sf" * 7),
-        ("Gemma3ForCausalLM", {"num_hidden_layers": 26, "layer_types": None}, "sssfsssssfsss"),
-        ("ModernBertForMaskedLM", {"num_hidden_layers": 22}, "fss" * 3 + "fs"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "more", "kinds"), [
+    ("Gemma2ForCausalLM", {"num_hidden_layers": 26, "layer_types": None}, "sf" * 7),
+    ("Gemma3ForCausalLM", {"num_hidden_layers": 26, "layer_types": None}, "sssfsssssfsss"),
+    ("ModernBertForMaskedLM", {"num_hidden_layers": 22}, "fss" * 3 + "fs"),
+])  # fmt: skip
 def test_layers_are_paired_with_those_of_their_kind(tmp_path, architecture, more, kinds, capsys):
     folder = made(tmp_path / "a", architecture, more=more)
     coalesced = f"coalesce {folder} {tmp_path}/b --layers"

@@ -39,25 +39,22 @@ def logits(folder) -> np.ndarray:
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 5}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "keys"),
-    [
-        ("LlamaForCausalLM", {"layer_types": ["full_attention"] * 8}),
-        ("Qwen2ForCausalLM", SLIDING),
-        ("Qwen3ForCausalLM", SLIDING),
-        ("Gemma3ForCausalLM", {"sliding_window_pattern": 6}),
-        ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 4, "pad_token_id": 0}),
-        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [], "decoder_sparse_step": 1}),
-        ("MixtralForCausalLM", {}),
-        ("MixtralForCausalLM", {"num_experts": 4, "n_routed_experts": 4}),
-        ("OlmoeForCausalLM", {"num_local_experts": 4}),
-        ("GptOssForCausalLM", {"num_experts": 4, "experts_per_token": 2, "pad_token_id": 0}),
-        ("GPT2LMHeadModel", {"n_layer": 8, "hidden_size": 16}),
-        ("Gemma2ForCausalLM", {}),
-        ("Olmo3ForCausalLM", {}),
-        ("GraniteForCausalLM", {"num_layers": 8}),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "keys"), [
+    ("LlamaForCausalLM", {"layer_types": ["full_attention"] * 8}),
+    ("Qwen2ForCausalLM", SLIDING),
+    ("Qwen3ForCausalLM", SLIDING),
+    ("Gemma3ForCausalLM", {"sliding_window_pattern": 6}),
+    ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 4, "pad_token_id": 0}),
+    ("Qwen3MoeForCausalLM", {"mlp_only_layers": [], "decoder_sparse_step": 1}),
+    ("MixtralForCausalLM", {}),
+    ("MixtralForCausalLM", {"num_experts": 4, "n_routed_experts": 4}),
+    ("OlmoeForCausalLM", {"num_local_experts": 4}),
+    ("GptOssForCausalLM", {"num_experts": 4, "experts_per_token": 2, "pad_token_id": 0}),
+    ("GPT2LMHeadModel", {"n_layer": 8, "hidden_size": 16}),
+    ("Gemma2ForCausalLM", {}),
+    ("Olmo3ForCausalLM", {}),
+    ("GraniteForCausalLM", {"num_layers": 8}),
+])  # fmt: skip
 def test_llama_pro_keeps_the_logits_of_public_configs(tmp_path, architecture, keys, capsys):
     folder = published(tmp_path / "a", architecture, num_hidden_layers=8, **keys)
     before = logits(folder)
@@ -91,16 +88,13 @@ def test_experts_as_the_modules_of_transformers_have_them(tmp_path, architecture
     np.testing.assert_allclose(logits(tmp_path / "b"), before, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "prefix"),
-    [
-        ("Qwen3ForCausalLM", "model."),
-        ("Gemma3ForCausalLM", "model."),
-        ("GPT2LMHeadModel", "transformer."),
-        ("GPTNeoXForCausalLM", "gpt_neox."),
-        ("MixtralForCausalLM", "model."),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "prefix"), [
+    ("Qwen3ForCausalLM", "model."),
+    ("Gemma3ForCausalLM", "model."),
+    ("GPT2LMHeadModel", "transformer."),
+    ("GPTNeoXForCausalLM", "gpt_neox."),
+    ("MixtralForCausalLM", "model."),
+])  # fmt: skip
 def test_a_body_opens_in_transformers(tmp_path, architecture, prefix, capsys):
     folder = published(tmp_path / "a", architecture, tie_word_embeddings=False)
     file = folder / "model.safetensors"

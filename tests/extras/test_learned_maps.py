@@ -133,16 +133,12 @@ def test_maps_grow_a_vision_model():
         maps.apply(runs.fresh(replace(small, mlp=16)))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda path: path.unlink(), "with maps; a run that learns them writes maps.npz"),
-        (lambda path: path.write_bytes(path.read_bytes()[:100]), "has no readable maps"),
-        (lambda path: path.write_bytes(b""), "has no readable maps"),
-        (lambda path: np.savez(path, x=np.ones(3)), "has no readable maps"),
-    ],
-    ids=["missing", "truncated", "empty", "something else"],
-)
+@pytest.mark.parametrize(("spoil", "says"), [
+    (lambda path: path.unlink(), "with maps; a run that learns them writes maps.npz"),
+    (lambda path: path.write_bytes(path.read_bytes()[:100]), "has no readable maps"),
+    (lambda path: path.write_bytes(b""), "has no readable maps"),
+    (lambda path: np.savez(path, x=np.ones(3)), "has no readable maps"),
+], ids=["missing", "truncated", "empty", "something else"])  # fmt: skip
 def test_files_that_hold_no_maps_are_refused(saved, tmp_path, monkeypatch, capsys, spoil, says):
     path = tmp_path / "maps.npz"
     path.write_bytes(saved[0].read_bytes())

@@ -175,17 +175,13 @@ S = {"layers": (2, 2, 18, 2)}
 B = S | {"embed": (128, 256, 512, 1024), "heads": (4, 8, 16, 32), "mlp": (512, 1024, 2048, 4096)}
 
 
-@pytest.mark.parametrize(
-    ("config", "millions"),
-    [
-        (SwinConfig(), 28.3),
-        (SwinConfig(**S), 49.7),
-        (SwinConfig(**B), 87.9),
-        (CaiTConfig(embed=288, heads=6, mlp=4 * 288), 26.6),
-        (CaiTConfig(embed=384, heads=8, mlp=4 * 384), 46.9),
-    ],
-    ids=["Swin-T", "Swin-S", "Swin-B", "XS24", "S24"],
-)
+@pytest.mark.parametrize(("config", "millions"), [
+    (SwinConfig(), 28.3),
+    (SwinConfig(**S), 49.7),
+    (SwinConfig(**B), 87.9),
+    (CaiTConfig(embed=288, heads=6, mlp=4 * 288), 26.6),
+    (CaiTConfig(embed=384, heads=8, mlp=4 * 384), 46.9),
+], ids=["Swin-T", "Swin-S", "Swin-B", "XS24", "S24"])  # fmt: skip
 def test_published_sizes_have_the_published_numbers_of_parameters(config, millions):
     shapes = tiny.shapes(config)
     assert round(sum(x.size for x in jax.tree.leaves(shapes)) / 1e6, 1) == millions

@@ -208,15 +208,12 @@ def test_the_bound_is_the_longest_of_kernels_products_and_links():
     assert time_bound(step, describe_machine("cpu:4")) is None
 
 
-@pytest.mark.parametrize(
-    ("devices", "local", "slower"),
-    [
-        (8, 0, 1),  # one host
-        # four hosts; eight adapters of 50 GB/s share the data of each device
-        (32, 8, 450 / 400),
-        (4, 1, 9),  # one device on each of four hosts uses one adapter
-    ],
-)
+@pytest.mark.parametrize(("devices", "local", "slower"), [
+    (8, 0, 1),  # one host
+    # four hosts; eight adapters of 50 GB/s share the data of each device
+    (32, 8, 450 / 400),
+    (4, 1, 9),  # one device on each of four hosts uses one adapter
+])  # fmt: skip
 def test_exchanges_between_hosts_use_adapter_speed(devices, local, slower):
     exchange = hlo.Collective(
         "all-gather", 450e9 * devices / (devices - 1), devices, 1, local=local
@@ -232,19 +229,16 @@ def entry(line: str) -> str:
     return f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  {line}\n}}\n"
 
 
-@pytest.mark.parametrize(
-    ("groups", "size", "local"),
-    [
-        ("all-reduce(%p), to_apply=%add, replica_groups={{0,1},{2,3}}", 2, 0),
-        ("all-reduce(%p), to_apply=%add, replica_groups={{0,2},{1,3}}", 2, 1),
-        ("all-reduce(%p), to_apply=%add, replica_groups={{0,1,2,3}}", 4, 2),
-        ("all-reduce(%p), to_apply=%add, replica_groups=[2,2]<=[4]", 2, 0),
-        ("all-reduce(%p), to_apply=%add, replica_groups=[2,2]<=[2,2]T(1,0)", 2, 1),
-        ("all-reduce(%p), to_apply=%add, replica_groups=[1,4]<=[4]", 4, 2),
-        ("collective-permute(%p), source_target_pairs={{0,1},{1,0}}", 4, 0),
-        ("collective-permute(%p), source_target_pairs={{0,2},{2,0}}", 4, 1),
-    ],
-)
+@pytest.mark.parametrize(("groups", "size", "local"), [
+    ("all-reduce(%p), to_apply=%add, replica_groups={{0,1},{2,3}}", 2, 0),
+    ("all-reduce(%p), to_apply=%add, replica_groups={{0,2},{1,3}}", 2, 1),
+    ("all-reduce(%p), to_apply=%add, replica_groups={{0,1,2,3}}", 4, 2),
+    ("all-reduce(%p), to_apply=%add, replica_groups=[2,2]<=[4]", 2, 0),
+    ("all-reduce(%p), to_apply=%add, replica_groups=[2,2]<=[2,2]T(1,0)", 2, 1),
+    ("all-reduce(%p), to_apply=%add, replica_groups=[1,4]<=[4]", 4, 2),
+    ("collective-permute(%p), source_target_pairs={{0,1},{1,0}}", 4, 0),
+    ("collective-permute(%p), source_target_pairs={{0,2},{2,0}}", 4, 1),
+])  # fmt: skip
 def test_how_many_of_a_group_one_of_two_hosts_has(groups, size, local):
     text = f"%r = f32[8]{{0}} {groups}"
     (found,) = hlo.program_collectives(entry(text), 4, 2)
@@ -429,13 +423,10 @@ def test_the_command_prints_a_table_and_writes_all_of_it(tmp_path, monkeypatch, 
     assert (tmp_path / "plots" / "memory.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    ("on", "says"),
-    [
-        ("h100:many", "--on must be kind:size, such as h100:8"),
-        ("cpu:64", "this process already has 4 CPU devices and cannot create 64"),
-    ],
-)
+@pytest.mark.parametrize(("on", "says"), [
+    ("h100:many", "--on must be kind:size, such as h100:8"),
+    ("cpu:64", "this process already has 4 CPU devices and cannot create 64"),
+])  # fmt: skip
 def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, on, says):
     monkeypatch.setattr(
         sys, "argv", ["preflight", runs.script(tmp_path, runs.experiment(tmp_path)), "--on", on]
@@ -445,15 +436,11 @@ def test_a_machine_that_nobody_knows_is_refused(tmp_path, monkeypatch, capsys, o
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("variables", "fraction"),
-    [
-        ({}, 0.75),
-        ({"XLA_CLIENT_MEM_FRACTION": ".9"}, 0.9),
-        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".6"}, 0.6),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("variables", "fraction"), [
+    ({}, 0.75),
+    ({"XLA_CLIENT_MEM_FRACTION": ".9"}, 0.9),
+    ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".6"}, 0.6),
+], ids=str)  # fmt: skip
 def test_programs_may_use_the_memory_that_jax_allocates(monkeypatch, variables, fraction):
     """The run on this machine reads the same limit from its devices."""
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
@@ -543,13 +530,10 @@ def test_collectives_are_read_with_sizes_and_trip_counts():
     assert scatter == hlo.Collective("reduce-scatter", 40, 2, 1) and scatter.sent == 20
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "(f32[100]{0}, f32[4])",  # the outputs
-        "((f32[100]{0}, f32[4]), (f32[100]{0}, f32[4]))",  # the inputs and the outputs, JAX 0.12
-    ],
-)
+@pytest.mark.parametrize("kind", [
+    "(f32[100]{0}, f32[4])",  # the outputs
+    "((f32[100]{0}, f32[4]), (f32[100]{0}, f32[4]))",  # the inputs and the outputs, JAX 0.12
+])  # fmt: skip
 def test_an_asynchronous_all_reduce_counts_each_array_once(kind):
     text = f"%r = {kind} all-reduce-start(%p, %q), replica_groups={{{{0,1}}}}, to_apply=%add"
     (found,) = hlo.program_collectives(entry(text), 2)

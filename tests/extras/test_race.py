@@ -150,15 +150,12 @@ WIDE, ODD = {"embed": 16, "heads": 4, "mlp": 32}, {"embed": 12, "heads": 3, "mlp
 BOTH = ["fpi+stack", "fpi+interleave", "aki+stack", "aki+interleave"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"layers": 4}, ["stack", "interleave"]),
-        (WIDE, ["fpi", "aki"]),
-        ({"layers": 4} | WIDE, BOTH),
-        ({"layers": 4} | ODD, BOTH),
-    ],
-)
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({"layers": 4}, ["stack", "interleave"]),
+    (WIDE, ["fpi", "aki"]),
+    ({"layers": 4} | WIDE, BOTH),
+    ({"layers": 4} | ODD, BOTH),
+])  # fmt: skip
 def test_by_default_a_race_is_of_operators_that_reach_the_sizes(folder, changes, expected):
     base = runs.experiment(folder, name="large", model=replace(SMALL, **changes), method=Scratch())
     assert race.default_operators(base, folder / "small") == expected
@@ -166,16 +163,13 @@ def test_by_default_a_race_is_of_operators_that_reach_the_sizes(folder, changes,
         assert race.operator_experiment(base, folder / "small", by, 20).name == f"race_{by}"
 
 
-@pytest.mark.parametrize(
-    ("first", "told"),
-    [
-        ([1.0, 2.0, 3.0], "1.00"),
-        ([3.0, 2.0, 1.0], "-1.00"),
-        ([1.0, 3.0, 2.0], "0.50"),
-        ([1.0, 1.0, 2.0], "0.87"),  # equal losses share the mean rank
-        ([1.0, 1.0 + 1e-7, 1.0 + 2e-7], None),  # function-preserving operators, up to rounding
-    ],
-)
+@pytest.mark.parametrize(("first", "told"), [
+    ([1.0, 2.0, 3.0], "1.00"),
+    ([3.0, 2.0, 1.0], "-1.00"),
+    ([1.0, 3.0, 2.0], "0.50"),
+    ([1.0, 1.0, 2.0], "0.87"),  # equal losses share the mean rank
+    ([1.0, 1.0 + 1e-7, 1.0 + 2e-7], None),  # function-preserving operators, up to rounding
+])  # fmt: skip
 def test_rank_correlation_by_hand(first, told):
     ranked = [
         {"by": f"operator{i}", "flops": [1.0], "loss": [[loss], [float(i)]]}
@@ -187,20 +181,17 @@ def test_rank_correlation_by_hand(first, told):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--by", "stak"), "race: there is no operator 'stak'"),
-        (
-            ("--by", "hypercloning"),
-            "race: no operator reaches the sizes of the large model: hypercloning: axis 'layers': "
-            "hypercloning grows embed, heads, mlp",
-        ),
-        (("--steps", "3"), "--steps must be at least 20, but is 3"),
-        (("--by", ""), "--by names no operator"),
-        (("--seeds", "1,0,1"), "--seeds names 1 more than once"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    (("--by", "stak"), "race: there is no operator 'stak'"),
+    (
+        ("--by", "hypercloning"),
+        "race: no operator reaches the sizes of the large model: hypercloning: axis 'layers': "
+        "hypercloning grows embed, heads, mlp",
+    ),
+    (("--steps", "3"), "--steps must be at least 20, but is 3"),
+    (("--by", ""), "--by names no operator"),
+    (("--seeds", "1,0,1"), "--seeds names 1 more than once"),
+])  # fmt: skip
 def test_bad_input(folder, monkeypatch, capsys, options, says):
     with pytest.raises(SystemExit):
         raced(folder, monkeypatch, *options)

@@ -50,16 +50,13 @@ def test_equal_savings_give_flat_fits_with_intervals():
     assert widths == sorted(widths) and list(found.slopes) == ["parameters"]
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        [Measured((1e5, 20.0), (0.1, 0.2), 0), Measured((1e5, 20.01), (0.1, 0.2), 0)],
-        # size and budget change together
-        [Measured((1e5, 20.0), (0.1, 0.2), 0), Measured((2e5, 40.0), (0.1, 0.2), 0)],
-        # two points always fit a line
-        [Measured((1e5, 20.0), (0.1,), 0), Measured((2e5, 20.0), (0.2,), 0)],
-    ],
-)
+@pytest.mark.parametrize("points", [
+    [Measured((1e5, 20.0), (0.1, 0.2), 0), Measured((1e5, 20.01), (0.1, 0.2), 0)],
+    # size and budget change together
+    [Measured((1e5, 20.0), (0.1, 0.2), 0), Measured((2e5, 40.0), (0.1, 0.2), 0)],
+    # two points always fit a line
+    [Measured((1e5, 20.0), (0.1,), 0), Measured((2e5, 20.0), (0.2,), 0)],
+])  # fmt: skip
 def test_what_tells_nothing_is_refused(points):
     with pytest.raises(UserError, match="do not show how a saving changes"):
         fit_savings(points)
@@ -143,16 +140,13 @@ def test_intervals_are_too_narrow_if_sizes_vary_for_other_reasons():
     assert coverage(0.04) == pytest.approx((0.84, 0.84), abs=0.04)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("half", "is not RUN=FILE with an existing file compare.json"),
-        ("half=nowhere.json", "is not RUN=FILE with an existing file compare.json"),
-        ("other={}", "has no run 'other'; its runs are scratch, half"),
-        ("half={}", "does not have a saving against the frontier for each seed"),
-        (f"half={__file__}", "is not a compare.json of python -m train.compare: JSONDecodeError"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("half", "is not RUN=FILE with an existing file compare.json"),
+    ("half=nowhere.json", "is not RUN=FILE with an existing file compare.json"),
+    ("other={}", "has no run 'other'; its runs are scratch, half"),
+    ("half={}", "does not have a saving against the frontier for each seed"),
+    (f"half={__file__}", "is not a compare.json of python -m train.compare: JSONDecodeError"),
+])  # fmt: skip
 def test_bad_comparisons(tmp_path, text, says):
     path = compared(tmp_path, "one", 1000, [0.1, None], below=False).partition("=")[2]
     with pytest.raises(UserError, match=says):

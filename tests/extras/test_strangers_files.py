@@ -367,16 +367,12 @@ def lora_settings(folder: Path, **settings) -> PeftSettings:
     return PeftSettings(inside(folder, "adapter_config.json"))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"target_modules": r"(.*)*(.*)*(.*)*\Zx"},
-        {"exclude_modules": r"((a|b|[^x])+)+x$"},
-        {"rank_pattern": {r"([^q]+)+x": 1}},
-        {"layers_pattern": r"(?:[^q]+)+x", "layers_to_transform": [0]},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
+@pytest.mark.parametrize("settings", [
+    {"target_modules": r"(.*)*(.*)*(.*)*\Zx"},
+    {"exclude_modules": r"((a|b|[^x])+)+x$"},
+    {"rank_pattern": {r"([^q]+)+x": 1}},
+    {"layers_pattern": r"(?:[^q]+)+x", "layers_to_transform": [0]},
+], ids=lambda settings: next(iter(settings)))  # fmt: skip
 def test_an_expression_that_never_ends_is_an_error(tmp_path, settings):
     found = lora_settings(tmp_path, **settings)
     name = "model.layers.0." + "a" * 60

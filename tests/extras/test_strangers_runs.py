@@ -78,15 +78,11 @@ def test_a_wrong_record_of_a_checkpoint_is_refused(tmp_path):
         checkpoint.checkpoint_record(tmp_path / "1")
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda x: x[..., :1], "cannot be read"),
-        (lambda x: {"a": x}, "cannot be read"),
-        (lambda x: x.astype("complex64"), "cannot be read|complex"),
-    ],
-    ids=["shape", "structure", "complex"],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda x: x[..., :1], "cannot be read"),
+    (lambda x: {"a": x}, "cannot be read"),
+    (lambda x: x.astype("complex64"), "cannot be read|complex"),
+], ids=["shape", "structure", "complex"])  # fmt: skip
 def test_wrong_arrays_of_a_checkpoint_are_refused(tmp_path, change, says):
     params = tiny.params(CONFIG, 0, "float32")
     wrong = params | {"token_embedding": change(params["token_embedding"])}
@@ -102,18 +98,15 @@ def test_wrong_arrays_of_a_checkpoint_are_refused(tmp_path, change, says):
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("{}/secret.jsonl", "which is not in this folder; correct data_files in its README.md"),
-        ("../../../secret.jsonl", "is not the name of a file in this folder"),
-        ("file://{}/secret.jsonl", "which is not a file in this folder"),
-        ("http://127.0.0.1:9/a.jsonl", "'http://127.0.0.1:9/a.jsonl', which is not a file in this"),
-        ("zip://*::{}/secret.zip", "which is not a file in this folder; correct data_files in"),
-        ("linked.jsonl", "outside the folder. Replace the link by the file"),
-        ("own.jsonl", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "says"), [
+    ("{}/secret.jsonl", "which is not in this folder; correct data_files in its README.md"),
+    ("../../../secret.jsonl", "is not the name of a file in this folder"),
+    ("file://{}/secret.jsonl", "which is not a file in this folder"),
+    ("http://127.0.0.1:9/a.jsonl", "'http://127.0.0.1:9/a.jsonl', which is not a file in this"),
+    ("zip://*::{}/secret.zip", "which is not a file in this folder; correct data_files in"),
+    ("linked.jsonl", "outside the folder. Replace the link by the file"),
+    ("own.jsonl", None),
+])  # fmt: skip
 def test_a_copied_dataset_names_no_files_outside(tmp_path, monkeypatch, path, says):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

@@ -292,16 +292,13 @@ def test_rows_of_published_files_are_predicted(tmp_path, name):
         predict.labelled_rows(tmp_path / "other.tsv", Labelled(name, "none"))
 
 
-@pytest.mark.parametrize(
-    ("name", "texts", "labels", "expected"),
-    [
-        ("stsb", ("sentence1", "sentence2"), [2.5, 0.0], ["2.5", "0.0"]),
-        ("qqp", ("question1", "question2"), [1, 0], ["duplicate", "not_duplicate"]),
-        ("mnli", ("premise", "hypothesis"), [2, 0], ["contradiction", "entailment"]),
-        ("rte", ("sentence1", "sentence2"), [1, -1], ["not_entailment", "-1"]),
-        ("sst2", ("sentence",), [1, 2], ["positive", "2"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "texts", "labels", "expected"), [
+    ("stsb", ("sentence1", "sentence2"), [2.5, 0.0], ["2.5", "0.0"]),
+    ("qqp", ("question1", "question2"), [1, 0], ["duplicate", "not_duplicate"]),
+    ("mnli", ("premise", "hypothesis"), [2, 0], ["contradiction", "entailment"]),
+    ("rte", ("sentence1", "sentence2"), [1, -1], ["not_entailment", "-1"]),
+    ("sst2", ("sentence",), [1, 2], ["positive", "2"]),
+])  # fmt: skip
 def test_labels_of_tensorflow_datasets_are_known(tmp_path, name, texts, labels, expected):
     """Their column is always called label, and they are the numbers of classes."""
     rows = [dict.fromkeys(texts, "a b") | {"label": label, "idx": 0} for label in labels]
@@ -327,14 +324,11 @@ def test_signs_and_foreign_digits_are_names_of_labels(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["table", "sst2", "squad1"])
-@pytest.mark.parametrize(
-    ("encoding", "says"),
-    [
-        ("latin-1", r"line \d is not UTF-8 \(byte 0xe4\); the file may be latin-1: convert it"),
-        ("utf-16", "is UTF-16, not UTF-8; convert it"),
-        ("utf-16-le", r"line \d has a NUL character; the file may be UTF-16"),
-    ],
-)
+@pytest.mark.parametrize(("encoding", "says"), [
+    ("latin-1", r"line \d is not UTF-8 \(byte 0xe4\); the file may be latin-1: convert it"),
+    ("utf-16", "is UTF-16, not UTF-8; convert it"),
+    ("utf-16-le", r"line \d has a NUL character; the file may be UTF-16"),
+])  # fmt: skip
 def test_files_of_another_encoding_are_refused_and_named(tmp_path, name, encoding, says):
     file = {"table": "a.tsv", "sst2": "train.tsv", "squad1": "train-v1.1.json"}[name]
     content = '{"data": ["ä"]}' if name == "squad1" else "sentence\tlabel\nä b\t1\nc\t0\n"

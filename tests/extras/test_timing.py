@@ -133,17 +133,13 @@ def test_the_length_is_given_once(tmp_path, capsys):
     assert "--seconds 2 and --set steps=3 both set the length" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)),
-        Growing(runs.SMALL, "none-seed{seed}", (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),)),
-        SBLD,
-        Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (LIGO,)),
-        runs.VCYCLE,
-    ],
-    ids=["grown", "imported", "sensitivities", "LiGO", "V-cycle"],
-)
+@pytest.mark.parametrize("method", [
+    Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)),
+    Growing(runs.SMALL, "none-seed{seed}", (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),)),
+    SBLD,
+    Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (LIGO,)),
+    runs.VCYCLE,
+], ids=["grown", "imported", "sensitivities", "LiGO", "V-cycle"])  # fmt: skip
 def test_steps_are_measured_and_leave_no_files(tmp_path, method, monkeypatch):
     """A rehearsal needs neither the model that the run starts from nor a second set of programs."""
     experiment = timed(tmp_path, 0.2, method=method)

@@ -175,15 +175,11 @@ def test_copied_second_moments_are_never_negative():
 # --- exactness ---
 
 
-@pytest.mark.parametrize(
-    "growth",
-    [
-        hypercloning(tiny.WIDTHS, tiny.wider(2)),
-        pytest.param(staged(tiny.WIDTHS, tiny.wider(2)), marks=pytest.mark.extra),
-        pytest.param(lemon(tiny.WIDTHS, {"heads": 5, "mlp": 13}, seed=1), marks=pytest.mark.slow),
-    ],
-    ids=["hypercloning", "staged", "lemon, heads and mlp"],
-)
+@pytest.mark.parametrize("growth", [
+    hypercloning(tiny.WIDTHS, tiny.wider(2)),
+    pytest.param(staged(tiny.WIDTHS, tiny.wider(2)), marks=pytest.mark.extra),
+    pytest.param(lemon(tiny.WIDTHS, {"heads": 5, "mlp": 13}, seed=1), marks=pytest.mark.slow),
+], ids=["hypercloning", "staged", "lemon, heads and mlp"])  # fmt: skip
 def test_exact_moments_are_those_of_training_a_grown_gpt2(growth):
     """A step after growing equals growing after the step.
 
@@ -412,16 +408,12 @@ def test_units_from_the_next_layer_carry_its_moments():
     )
 
 
-@pytest.mark.parametrize(
-    ("growth", "kept_layers"),
-    [
-        (aki(OLD, RAGGED, seed=3), [0, 1]),
-        (aki(OLD, {**RAGGED, "layers": 5}, seed=3), [0, 1]),
-        (staged(OLD, tiny.wider(2)), [0, 1]),
-        (llama_pro(OLD, {"layers": 4}), [0, 2]),
-    ],
-    ids=["aki", "aki, and layers", "staged", "llama_pro"],
-)
+@pytest.mark.parametrize(("growth", "kept_layers"), [
+    (aki(OLD, RAGGED, seed=3), [0, 1]),
+    (aki(OLD, {**RAGGED, "layers": 5}, seed=3), [0, 1]),
+    (staged(OLD, tiny.wider(2)), [0, 1]),
+    (llama_pro(OLD, {"layers": 4}), [0, 2]),
+], ids=["aki", "aki, and layers", "staged", "llama_pro"])  # fmt: skip
 def test_old_entries_go_on_and_new_ones_restart(growth, kept_layers):
     small, axes, state = of_gpt2()
     across = jax.jit(

@@ -118,15 +118,12 @@ GOLDEN = {
             NEOX,
         )
     ],
-    "bert": [
-        BERTConfig(**BERT | more)
-        for more in ({}, {"tied": False}, {"norm": "pre"}, CLASSES, {"head": "spans"})
-    ],
+    "bert": [BERTConfig(**BERT | more) for more in ({}, {"tied": False}, {"norm": "pre"}, CLASSES, {"head": "spans"})],
     "vit": [
         *(ViTConfig(**VIT, distillation=d, dtype="float64") for d in ("none", "token", "head")),
         ViTConfig(**VIT, layer_scale=0.5, gated=True, mean_head=True, dtype="float64"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -334,16 +331,12 @@ def test_plans(config, method):
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("BERT", Scratch()),
-        pytest.param("ModernBERT", Scratch(), marks=pytest.mark.slow),
-        pytest.param("DeiT", Scratch(), marks=pytest.mark.slow),
-        *(pytest.param(name, runs.VCYCLE, marks=pytest.mark.slow) for name in ("BERT", "DeiT")),
-    ],
-    ids=["BERT", "ModernBERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"],
-)
+@pytest.mark.parametrize(("name", "method"), [
+    ("BERT", Scratch()),
+    pytest.param("ModernBERT", Scratch(), marks=pytest.mark.slow),
+    pytest.param("DeiT", Scratch(), marks=pytest.mark.slow),
+    *(pytest.param(name, runs.VCYCLE, marks=pytest.mark.slow) for name in ("BERT", "DeiT")),
+], ids=["BERT", "ModernBERT", "DeiT", "BERT, V-cycle", "DeiT, V-cycle"])  # fmt: skip
 def test_runs(name, method, tmp_path):
     """Check the data, the steps, the phases between them, validation and checkpoints."""
     config = FAMILIES[name]

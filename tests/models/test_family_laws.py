@@ -121,14 +121,11 @@ def test_only_parameters_above_the_frozen_layers_have_a_gradient(name):
 
 
 @pytest.mark.parametrize("name", cases(FAMILIES.keys(), ["GPT-2"], []))
-@pytest.mark.parametrize(
-    ("remat", "scan"),
-    [
-        ("full", True),
-        ("products", False),
-        *(pytest.param(r, True, marks=pytest.mark.slow) for r in ("none", "projections")),
-    ],
-)
+@pytest.mark.parametrize(("remat", "scan"), [
+    ("full", True),
+    ("products", False),
+    *(pytest.param(r, True, marks=pytest.mark.slow) for r in ("none", "projections")),
+])  # fmt: skip
 def test_remat_and_scanning_do_not_change_gradients(name, remat, scan):
     config = wide(name)
     params = tiny.params(config)
@@ -139,14 +136,11 @@ def test_remat_and_scanning_do_not_change_gradients(name, remat, scan):
 # --- initial values ---
 
 
-@pytest.mark.parametrize(
-    ("name", "residual"),
-    [
-        ("GPT-2", 0.02 / 6**0.5),
-        pytest.param("BERT", 0.02, marks=pytest.mark.slow),
-        pytest.param("BERT, pre-LN", 0.02 / 6**0.5, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "residual"), [
+    ("GPT-2", 0.02 / 6**0.5),
+    pytest.param("BERT", 0.02, marks=pytest.mark.slow),
+    pytest.param("BERT, pre-LN", 0.02 / 6**0.5, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_initial_values(name, residual):
     """Check the initial distributions.
 

@@ -383,16 +383,12 @@ def grown(coefficients, params):
     )
 
 
-@pytest.mark.parametrize(
-    ("ligo", "target", "operator"),
-    [
-        (LiGO(depth="stack", noise=0.0), {"layers": 5}, stack),
-        (LiGO(depth="interleave", noise=0.0), {"layers": 5}, interleave),
-        (LiGO(width="zero"), {"embed": 17, "heads": 6, "kv_heads": 3, "mlp": 25}, zero_pad),
-        (LiGO(width="zero"), {"heads": 6}, zero_pad),
-    ],
-    ids=["stacking", "interleaving", "zero-padding", "zero-padding, the same keys"],
-)
+@pytest.mark.parametrize(("ligo", "target", "operator"), [
+    (LiGO(depth="stack", noise=0.0), {"layers": 5}, stack),
+    (LiGO(depth="interleave", noise=0.0), {"layers": 5}, interleave),
+    (LiGO(width="zero"), {"embed": 17, "heads": 6, "kv_heads": 3, "mlp": 25}, zero_pad),
+    (LiGO(width="zero"), {"heads": 6}, zero_pad),
+], ids=["stacking", "interleaving", "zero-padding", "zero-padding, the same keys"])  # fmt: skip
 def test_special_values_of_ligo_are_operators_to_the_bit(ligo, target, operator):
     c, params = config(), tiny.params(config())
     chex.assert_trees_all_equal(
@@ -411,13 +407,10 @@ def test_special_values_of_ligo_are_operators_to_the_bit(ligo, target, operator)
         )
     ),
 ])  # fmt: skip
-@pytest.mark.parametrize(
-    "ligo",
-    [
-        pytest.param(LiGO(), id="shared", marks=pytest.mark.slow),
-        pytest.param(LiGO(shared=False, tied=False), id="own"),
-    ],
-)
+@pytest.mark.parametrize("ligo", [
+    pytest.param(LiGO(), id="shared", marks=pytest.mark.slow),
+    pytest.param(LiGO(shared=False, tied=False), id="own"),
+])  # fmt: skip
 def test_which_maps_grouped_queries_have(target, width, ligo):
     made = maps(ligo, target)
     assert {name: m["write"].shape[-2:] for name, m in made["width"].items()} == width

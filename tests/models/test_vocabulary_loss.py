@@ -116,14 +116,10 @@ def test_what_is_not_asked_for_is_not_computed():
     assert not np.any(slope)  # The accuracy has zero gradient.
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [
-        *(pytest.param(a, marks=pytest.mark.slow) for a in ({"data": 4}, {"data": 2, "fsdp": 2})),
-        {"fsdp": 2, "tensor": 2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("axes", [
+    *(pytest.param(a, marks=pytest.mark.slow) for a in ({"data": 4}, {"data": 2, "fsdp": 2})),
+    {"fsdp": 2, "tensor": 2},
+], ids=str)  # fmt: skip
 def test_on_a_mesh_as_on_one_device(axes):
     given = arrays(8, 300, "float32")
     expected = both(*given, "float32")[0]

@@ -170,15 +170,11 @@ def test_the_number_of_coefficients(embed):
 # --- the start ---
 
 
-@pytest.mark.parametrize(
-    ("ligo", "target", "operator"),
-    [
-        (LiGO(depth="stack", noise=0.0), {"layers": 5}, stack),
-        (LiGO(depth="interleave", noise=0.0), {"layers": 5}, interleave),
-        (LiGO(width="zero"), {"embed": 8, "heads": 5, "mlp": 13}, zero_pad),
-    ],
-    ids=["stacking", "interleaving", "zero-padding"],
-)
+@pytest.mark.parametrize(("ligo", "target", "operator"), [
+    (LiGO(depth="stack", noise=0.0), {"layers": 5}, stack),
+    (LiGO(depth="interleave", noise=0.0), {"layers": 5}, interleave),
+    (LiGO(width="zero"), {"embed": 8, "heads": 5, "mlp": 13}, zero_pad),
+], ids=["stacking", "interleaving", "zero-padding"])  # fmt: skip
 def test_special_values_are_operators_to_the_bit(ligo, target, operator):
     params = tiny.params(SMALL)
     expected = grow(operator(tiny.WIDTHS, target), params, tiny.axes(SMALL))
@@ -220,27 +216,21 @@ def test_only_untied_selections_are_function_preserving():
     assert source[:9].tolist() == same["mlp"].write.index[:9, 0].tolist()
 
 
-@pytest.mark.parametrize(
-    "width",
-    [
-        "selection",
-        "zero",
-        *(pytest.param(w, marks=pytest.mark.slow) for w in ("normalised", "gaussian")),
-    ],
-)
+@pytest.mark.parametrize("width", [
+    "selection",
+    "zero",
+    *(pytest.param(w, marks=pytest.mark.slow) for w in ("normalised", "gaussian")),
+])  # fmt: skip
 def test_growth_at_the_start_does_not_keep_the_function(width):
     assert change_of_logits(start(LiGO(width=width)), BOTH) > VISIBLE
 
 
-@pytest.mark.parametrize(
-    ("depth", "width"),
-    [
-        pytest.param("stack", "normalised", marks=pytest.mark.extra),
-        ("interleave", "selection"),
-        pytest.param("normalised", "gaussian", marks=pytest.mark.extra),
-        ("stack", "zero"),
-    ],
-)
+@pytest.mark.parametrize(("depth", "width"), [
+    pytest.param("stack", "normalised", marks=pytest.mark.extra),
+    ("interleave", "selection"),
+    pytest.param("normalised", "gaussian", marks=pytest.mark.extra),
+    ("stack", "zero"),
+])  # fmt: skip
 def test_initialisations_by_their_rows(depth, width):
     """The initialisations of depth and of width do not depend on each other."""
     ligo = LiGO(depth, width, noise=0.03)
@@ -272,15 +262,12 @@ def test_initialisations_by_their_rows(depth, width):
     assert not same
 
 
-@pytest.mark.parametrize(
-    ("target", "depth", "width"),
-    [
-        ({"layers": 3}, 8, set()),
-        ({"embed": 8}, 0, {"embed"}),
-        ({"heads": 4, "mlp": 10}, 0, {"query", "key", "value", "mlp"}),
-        ({"layers": 2}, 8, set()),  # the same size, mixed
-    ],
-)
+@pytest.mark.parametrize(("target", "depth", "width"), [
+    ({"layers": 3}, 8, set()),
+    ({"embed": 8}, 0, {"embed"}),
+    ({"heads": 4, "mlp": 10}, 0, {"query", "key", "value", "mlp"}),
+    ({"layers": 2}, 8, set()),  # the same size, mixed
+])  # fmt: skip
 def test_only_the_axes_of_the_target_have_maps(target, depth, width):
     made = start(target=target)
     assert (len(made["depth"]), set(made["width"])) == (depth, width)

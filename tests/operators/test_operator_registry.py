@@ -128,16 +128,12 @@ def matrices(growth):
 
 
 @pytest.mark.parametrize("name", operators.WIDTH)
-@pytest.mark.parametrize(
-    "target",
-    [
-        {"heads": 8},
-        {"kv_heads": 4},
-        {"heads": 6, "kv_heads": 3},
-        {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 16},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("target", [
+    {"heads": 8},
+    {"kv_heads": 4},
+    {"heads": 6, "kv_heads": 3},
+    {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 16},
+], ids=str)  # fmt: skip
 def test_key_value_heads_of_a_stage_grow_with_the_query_heads_that_read_them(name, target):
     operator = operators.OPERATORS[name]
     try:

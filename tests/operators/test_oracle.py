@@ -516,15 +516,12 @@ def test_lemon_s_noise():
 
 
 @either
-@pytest.mark.parametrize(
-    ("target", "alpha"),
-    [
-        (RAGGED, {"embed": 2**-0.5, "heads": 3**-0.5, "mlp": (3 / 7) ** 0.5}),  # c = 1/3, 2/3, 4/9
-        # c = 3/2, 5/3, 2
-        ({"embed": 15, "heads": 8, "mlp": 27}, {"embed": 0.4, "heads": 0.375, "mlp": 1 / 3}),
-        ({"mlp": 18}, {"embed": 1, "heads": 1, "mlp": 0.5}),  # c = 1, and 0
-    ],
-)
+@pytest.mark.parametrize(("target", "alpha"), [
+    (RAGGED, {"embed": 2**-0.5, "heads": 3**-0.5, "mlp": (3 / 7) ** 0.5}),  # c = 1/3, 2/3, 4/9
+    # c = 3/2, 5/3, 2
+    ({"embed": 15, "heads": 8, "mlp": 27}, {"embed": 0.4, "heads": 0.375, "mlp": 1 / 3}),
+    ({"mlp": 18}, {"embed": 1, "heads": 1, "mlp": 0.5}),  # c = 1, and 0
+])  # fmt: skip
 def test_sparkling(target, alpha, tied):
     """Fan-out copies ``[y, y~]``, and all of fan-in is ``alpha [W, W~]``.
 
@@ -565,34 +562,31 @@ def test_sparkling_twice_as_wide_is_hypercloning_to_the_bit(tied):
 # --- depth ---
 
 
-@pytest.mark.parametrize(
-    ("operator", "old", "new", "sources"),
-    [
-        (stack, 3, 6, [0, 1, 2, 0, 1, 2]),
-        (stack, 3, 5, [0, 1, 2, 0, 1]),
-        (interleave, 3, 6, [0, 0, 1, 1, 2, 2]),
-        (interleave, 3, 5, [0, 0, 1, 1, 2]),
-        (interleave, 2, 5, [0, 0, 0, 1, 1]),
-        (partial(interleave, period=3), 3, 6, [0, 1, 2, 0, 1, 2]),
-        (partial(interleave, period=2), 4, 8, [0, 1, 0, 1, 2, 3, 2, 3]),
-        (partial(interleave, period=2), 4, 6, [0, 1, 0, 1, 2, 3]),
-        (partial(interleave, period=2), 3, 6, [0, 0, 1, 1, 2, 2]),
-        (g_stack, 2, 8, [0, 1] * 4),
-        (mslt, 6, 8, [0, 1, 2, 3, 4, 5, 4, 5]),
-        (mslt, 3, 6, [0, 1, 2, 0, 1, 2]),
-        (midas, 6, 8, [0, 1, 2, 3, 2, 3, 4, 5]),  # block 2 of 3
-        (midas, 4, 5, [0, 1, 1, 2, 3]),  # 2 of 4
-        (midas, 5, 6, [0, 1, 2, 2, 3, 4]),  # 3 of 5
-        (midas, 3, 6, [0, 1, 2, 0, 1, 2]),  # 1 of 1
-        (lidas, 6, 8, [0, 1, 2, 2, 3, 3, 4, 5]),
-        (lidas, 6, 10, [0, 1, 2, 1, 2, 3, 4, 3, 4, 5]),
-        (lidas, 5, 6, [0, 1, 2, 2, 3, 4]),  # an odd number, with most layers from above
-        (lidas, 3, 6, [0, 0, 1, 2, 1, 2]),
-        (solar, 32, 48, [*range(24), *range(8, 32)]),
-        (solar, 3, 4, [0, 1, 1, 2]),
-        (solar, 3, 6, [0, 1, 2, 0, 1, 2]),
-    ],
-)
+@pytest.mark.parametrize(("operator", "old", "new", "sources"), [
+    (stack, 3, 6, [0, 1, 2, 0, 1, 2]),
+    (stack, 3, 5, [0, 1, 2, 0, 1]),
+    (interleave, 3, 6, [0, 0, 1, 1, 2, 2]),
+    (interleave, 3, 5, [0, 0, 1, 1, 2]),
+    (interleave, 2, 5, [0, 0, 0, 1, 1]),
+    (partial(interleave, period=3), 3, 6, [0, 1, 2, 0, 1, 2]),
+    (partial(interleave, period=2), 4, 8, [0, 1, 0, 1, 2, 3, 2, 3]),
+    (partial(interleave, period=2), 4, 6, [0, 1, 0, 1, 2, 3]),
+    (partial(interleave, period=2), 3, 6, [0, 0, 1, 1, 2, 2]),
+    (g_stack, 2, 8, [0, 1] * 4),
+    (mslt, 6, 8, [0, 1, 2, 3, 4, 5, 4, 5]),
+    (mslt, 3, 6, [0, 1, 2, 0, 1, 2]),
+    (midas, 6, 8, [0, 1, 2, 3, 2, 3, 4, 5]),  # block 2 of 3
+    (midas, 4, 5, [0, 1, 1, 2, 3]),  # 2 of 4
+    (midas, 5, 6, [0, 1, 2, 2, 3, 4]),  # 3 of 5
+    (midas, 3, 6, [0, 1, 2, 0, 1, 2]),  # 1 of 1
+    (lidas, 6, 8, [0, 1, 2, 2, 3, 3, 4, 5]),
+    (lidas, 6, 10, [0, 1, 2, 1, 2, 3, 4, 3, 4, 5]),
+    (lidas, 5, 6, [0, 1, 2, 2, 3, 4]),  # an odd number, with most layers from above
+    (lidas, 3, 6, [0, 0, 1, 2, 1, 2]),
+    (solar, 32, 48, [*range(24), *range(8, 32)]),
+    (solar, 3, 4, [0, 1, 1, 2]),
+    (solar, 3, 6, [0, 1, 2, 0, 1, 2]),
+])  # fmt: skip
 def test_copies_of_layers(operator, old, new, sources):
     params, large = grown(operator({"layers": old}, {"layers": new}), layers=old)
     small = in_matrices(params)
@@ -617,16 +611,13 @@ def test_solar_with_the_overlap_averaged():
     close(large, {**small, "layers": [layer[0], layer[1], *means, layer[3], layer[4]]})
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "sources", "identities"),
-    [
-        (4, 6, [0, 1, 1, 2, 3, 3], {2, 5}),
-        (2, 4, [0, 0, 1, 1], {1, 3}),
-        (3, 4, [0, 1, 2, 2], {3}),
-        (5, 7, [0, 1, 1, 2, 3, 4, 4], {2, 6}),
-        (2, 2, [0, 1], set()),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "sources", "identities"), [
+    (4, 6, [0, 1, 1, 2, 3, 3], {2, 5}),
+    (2, 4, [0, 0, 1, 1], {1, 3}),
+    (3, 4, [0, 1, 2, 2], {3}),
+    (5, 7, [0, 1, 1, 2, 3, 4, 4], {2, 6}),
+    (2, 2, [0, 1], set()),
+])  # fmt: skip
 def test_llama_pro(old, new, sources, identities):
     """A copy whose sublayers add nothing follows every L/N layers."""
     growth = llama_pro({"layers": old}, {"layers": new})

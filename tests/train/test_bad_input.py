@@ -203,17 +203,14 @@ def chained(error: Exception, *causes: Exception) -> Exception:
     return first
 
 
-@pytest.mark.parametrize(
-    ("error", "full"),
-    [
-        (FULL, True),
-        (OSError(122, "Disk quota exceeded"), True),
-        (RuntimeError("RESOURCE_EXHAUSTED: write failed: No space left on device [path=x]"), True),
-        (chained(ValueError("save failed"), RuntimeError("commit failed"), FULL), True),
-        (OSError(13, "Permission denied"), False),
-        (chained(ValueError("save failed"), OSError(2, "No such file")), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "full"), [
+    (FULL, True),
+    (OSError(122, "Disk quota exceeded"), True),
+    (RuntimeError("RESOURCE_EXHAUSTED: write failed: No space left on device [path=x]"), True),
+    (chained(ValueError("save failed"), RuntimeError("commit failed"), FULL), True),
+    (OSError(13, "Permission denied"), False),
+    (chained(ValueError("save failed"), OSError(2, "No such file")), False),
+])  # fmt: skip
 def test_a_full_disk_is_recognised_however_it_is_wrapped(error, full):
     assert is_full_disk(error) == full
 
@@ -237,16 +234,12 @@ def test_other_errors_keep_traceback_and_exit_code(capsys):
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (MemoryError("Unable to allocate 7 TiB"), "this machine has no memory left"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a text is not UTF-8"),
-        (CheckpointError("a tensor is missing"), "a tensor is missing"),
-        (PermissionError(13, "Permission denied", "runs"), "runs: permission denied; check"),
-    ],
-    ids=lambda x: type(x).__name__,
-)
+@pytest.mark.parametrize(("error", "says"), [
+    (MemoryError("Unable to allocate 7 TiB"), "this machine has no memory left"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "a text is not UTF-8"),
+    (CheckpointError("a tensor is missing"), "a tensor is missing"),
+    (PermissionError(13, "Permission denied", "runs"), "runs: permission denied; check"),
+], ids=lambda x: type(x).__name__)  # fmt: skip
 def test_errors_of_the_input_and_of_the_machine_are_one_line(monkeypatch, refused, error, says):
     def broken():
         raise error

@@ -86,31 +86,28 @@ def test_nothing_in_an_experiment_can_be_changed_in_place(path):
             setattr(part, dataclasses.fields(part)[0].name, None)
 
 
-@pytest.mark.parametrize(
-    ("override", "where", "value"),
-    [
-        ("seed=3", "seed", 3),
-        ("name=other", "name", "other"),
-        ("name=7", "name", "7"),
-        ("parallel=pmap", "parallel", "pmap"),
-        ("mesh.fsdp=2", "mesh.fsdp", 2),
-        ("optim.peak_lr=3e-4", "optim.peak_lr", 3e-4),
-        ("optim.peak_lr=1", "optim.peak_lr", 1.0),
-        ("model.remat=full", "model.remat", "full"),
-        ("data.path=a=b", "data.path", "a=b"),
-        ("data.path=None", "data.path", None),
-        ("method.alpha=0.5", "method.alpha", 0.5),
-        ("method.up.1.lr=3", "method.up.1.lr", 3.0),
-        ("method.up.0.warmup=5", "method.up.0.warmup", 5),
-        ("method.groupings.0.mlp=((0, 3), (1, 2))", "method.groupings.0.mlp", ((0, 3), (1, 2))),
-        ("method.groupings.0.layers=None", "method.groupings.0.layers", None),
-        ("steps=1e3", "steps", 1000),
-        ("optim.peak_lr=1e0", "optim.peak_lr", 1.0),
-        ("model.tied=false", "model.tied", False),
-        ("method.correction=true", "method.correction", True),
-        ("name=true", "name", "true"),
-    ],
-)
+@pytest.mark.parametrize(("override", "where", "value"), [
+    ("seed=3", "seed", 3),
+    ("name=other", "name", "other"),
+    ("name=7", "name", "7"),
+    ("parallel=pmap", "parallel", "pmap"),
+    ("mesh.fsdp=2", "mesh.fsdp", 2),
+    ("optim.peak_lr=3e-4", "optim.peak_lr", 3e-4),
+    ("optim.peak_lr=1", "optim.peak_lr", 1.0),
+    ("model.remat=full", "model.remat", "full"),
+    ("data.path=a=b", "data.path", "a=b"),
+    ("data.path=None", "data.path", None),
+    ("method.alpha=0.5", "method.alpha", 0.5),
+    ("method.up.1.lr=3", "method.up.1.lr", 3.0),
+    ("method.up.0.warmup=5", "method.up.0.warmup", 5),
+    ("method.groupings.0.mlp=((0, 3), (1, 2))", "method.groupings.0.mlp", ((0, 3), (1, 2))),
+    ("method.groupings.0.layers=None", "method.groupings.0.layers", None),
+    ("steps=1e3", "steps", 1000),
+    ("optim.peak_lr=1e0", "optim.peak_lr", 1.0),
+    ("model.tied=false", "model.tied", False),
+    ("method.correction=true", "method.correction", True),
+    ("name=true", "name", "true"),
+])  # fmt: skip
 def test_set_overrides_one_field(tmp_path, override, where, value):
     base = runs.experiment(tmp_path, method=runs.VCYCLE)
     base = dataclasses.replace(base, model=dataclasses.replace(base.model, mlp=4))
@@ -300,14 +297,11 @@ def test_wrong_types_are_refused_in_files_and_commands(tmp_path):
         assert says in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("absent.py", "there is no config"),
-        ("config.yaml", "does not end in .py"),
-        (".", "is a folder"),
-    ],
-)
+@pytest.mark.parametrize(("name", "says"), [
+    ("absent.py", "there is no config"),
+    ("config.yaml", "does not end in .py"),
+    (".", "is a folder"),
+])  # fmt: skip
 def test_a_missing_config_is_named(tmp_path, name, says):
     (tmp_path / "config.yaml").write_text("steps: 3")
     with pytest.raises(UserError, match=says):
