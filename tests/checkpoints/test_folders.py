@@ -188,34 +188,6 @@ def with_more(*files: str, make: Callable[[Path], Path] = saved) -> Callable[[Pa
     return made
 
 
-def of_another_architecture(folder: Path) -> Path:
-    change(saved(folder), architectures=["T5Model"])
-    (folder / "jaxgrow.json").unlink()
-    return folder
-
-
-def without_weights(folder: Path) -> Path:
-    (saved(folder) / "model.safetensors").unlink()
-    (folder / "jaxgrow.json").unlink()
-    return folder
-
-
-def with_another_record(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "jaxgrow.json").write_text('{"editor": "vim", "files": ["thesis.tex"]}')
-    return folder
-
-
-def linked(folder: Path) -> Path:
-    folder.symlink_to(saved(folder.with_name("there")))
-    return folder
-
-
-def a_file(folder: Path) -> Path:
-    folder.write_text("")
-    return folder
-
-
 REFUSED = {
     "a project": (edited, "holds no checkpoint .*: .git/, thesis.tex. Choose another folder"),
     "a thesis": (with_more("thesis.tex"), r"holds other files besides a checkpoint.*: thesis.tex\."),
@@ -225,11 +197,14 @@ REFUSED = {
     "a folder of a known name": (with_more("README.md/"), r"README.md/\."),
     "a hundred files": (with_more(*(f"{i:03}.txt" for i in range(100))), r"018.txt, 019.txt, and 80 more\."),
     "among parameters": (with_more("params/thesis.tex", make=orbax), "params/thesis.tex"),
-    "another architecture": (of_another_architecture, "holds no checkpoint"),
-    "no weights": (without_weights, "holds no checkpoint"),
-    "another record": (with_another_record, "holds no checkpoint"),
-    "a link": (linked, "exists and is not a folder"),
-    "a file": (a_file, "exists and is not a folder"),
+    "another architecture": (lambda f: (change(saved(f), architectures=["T5Model"]), (f / "jaxgrow.json").unlink()),
+        "holds no checkpoint"),
+    "no weights": (lambda f: ((saved(f) / "model.safetensors").unlink(), (f / "jaxgrow.json").unlink()),
+        "holds no checkpoint"),
+    "another record": (lambda f: (f.mkdir(), (f / "jaxgrow.json").write_text('{"editor": "vim", "files": ["thesis.tex"]}')),
+        "holds no checkpoint"),
+    "a link": (lambda f: f.symlink_to(saved(f.with_name("there"))), "exists and is not a folder"),
+    "a file": (lambda f: f.write_text(""), "exists and is not a folder"),
 }  # fmt: skip
 
 
@@ -256,14 +231,8 @@ def as_downloaded(folder: Path) -> Path:
     """Save shards without a jaxgrow record, with the other files of a model on the hub."""
     saved(folder, shard=2000)
     (folder / "jaxgrow.json").unlink()
-    for name in (
-        "README.md",
-        "LICENSE",
-        ".gitattributes",
-        "generation_config.json",
-        "vocab.json",
-        "merges.txt",
-    ):
+    names = "README.md LICENSE .gitattributes generation_config.json vocab.json merges.txt"
+    for name in names.split():
         (folder / name).write_text("")
     return folder
 

@@ -7,12 +7,14 @@ Tunix and nanodo. `test_third_party` uses the real packages.
 import json
 import re
 import weakref
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
+from foreign_runs import maxtext_params
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import grow, grow_optimizer, operators, stack_layers, unstack_layers
@@ -34,38 +36,8 @@ E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
 WIDE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
 WIDE_OPTIONS = ("--embed", "24", "--heads", "8", "--kv-heads", "4", "--mlp", "40")
 TX = optax.adamw(1e-3)
-
-
-def layer(put) -> dict:
-    kernels = {"query": (E, H, D), "key": (E, K, D), "value": (E, K, D), "out": (H, D, E)}
-    return {
-        "pre_self_attention_layer_norm": {"scale": put(E)},
-        "self_attention": {name: {"kernel": put(*shape)} for name, shape in kernels.items()},
-        "mlp": {
-            "wi_0": {"kernel": put(E, M)},
-            "wi_1": {"kernel": put(E, M)},
-            "wo": {"kernel": put(M, E)},
-        },
-    }
-
-
-def maxtext(scan: int | None, tied: bool = False) -> dict:
-    rng = np.random.default_rng(0)
-
-    def put(*shape):
-        return jax.numpy.asarray(rng.normal(size=shape), "float32")
-
-    def stacked(*shape):
-        return put(*shape[:scan], L, *shape[scan:])
-
-    layers = (
-        {f"layers_{i}": layer(put) for i in range(L)}
-        if scan is None
-        else {"layers": layer(stacked)}
-    )
-    head = {} if tied else {"logits_dense": {"kernel": put(E, V)}}
-    decoder = {"decoder_norm": {"scale": put(E)}, **head, **layers}
-    return {"params": {"token_embedder": {"embedding": put(V, E)}, "decoder": decoder}}
+maxtext = partial(maxtext_params, sizes=(E, L, H, K, D, M, V))
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
 
 
 def state_of(params: dict):
@@ -94,7 +66,6 @@ def restored(folder: Path) -> dict[str, np.ndarray]:
     return {path(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_layers_are_taken_from_a_list(tmp_path):
     folder = written(tmp_path / "a", maxtext(1))
     assert main(["grow", str(folder), str(tmp_path / "b"), "--layers-from", "2,0"]) == 0
@@ -106,16 +77,11 @@ def test_layers_are_taken_from_a_list(tmp_path):
         np.testing.assert_array_equal(new[name], expected, name)
 
 
-@pytest.mark.parametrize(
-    ("scan", "policy"),
-    [
-        (1, "exact"),  # MaxText's default is 1
-        pytest.param(0, "exact", marks=pytest.mark.slow),
-        pytest.param(None, "copy", marks=pytest.mark.slow),
-    ],
-    ids=lambda x: {0: "axis 0", 1: "axis 1", None: "unscanned"}.get(x, x),
-)
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+@pytest.mark.parametrize(("scan", "policy"), [
+    (1, "exact"),  # MaxText's default is 1
+    pytest.param(0, "exact", marks=pytest.mark.slow),
+    pytest.param(None, "copy", marks=pytest.mark.slow),
+], ids=lambda x: {0: "axis 0", 1: "axis 1", None: "unscanned"}.get(x, x))  # fmt: skip
 def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
     params = maxtext(scan)
     state = state_of(params)
@@ -157,7 +123,6 @@ def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
     )
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_accumulated_gradients_grow_as_gradients(tmp_path):
     """The state of nanodo, and of Tunix with gradient accumulation, is one of `MultiSteps`."""
     tx = optax.MultiSteps(TX, 2).gradient_transformation()
@@ -179,7 +144,6 @@ def test_accumulated_gradients_grow_as_gradients(tmp_path):
         np.testing.assert_allclose(found[path(p)], x, rtol=1e-5, atol=1e-7, err_msg=path(p))
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 @pytest.mark.parametrize("name", ["ema", "model_averaging", "opt_state/z"])
 def test_a_copy_or_an_average_of_the_parameters_grows_like_them(tmp_path, name):
     """An average sorts before the parameters, and `drop` sets only moments to zero."""
@@ -214,7 +178,6 @@ def test_an_average_of_updates_is_a_moment_and_an_average_alone_is_a_model():
     assert MAXTEXT.prefix(dict.fromkeys(paths)) == "ema/"
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_dropped_micro_batches_begin_anew(tmp_path):
     """Otherwise, `MultiSteps` would divide the new gradients by a number that includes the old ones."""
     tx = optax.MultiSteps(TX, 3).gradient_transformation()
@@ -272,17 +235,13 @@ def test_a_module_in_a_layer_may_have_the_name_of_one_outside(tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda x: x.astype("complex64"), "does not consist of real numbers: .*nu.* complex64"),
-        (lambda x: x.astype("int32"), "does not consist of real numbers: .*nu.* int32"),
-        (lambda x: x * np.nan, "has NaN or infinite values"),
-        (lambda x: -x - 1, "or negative second moments"),
-        (lambda x: x[..., :1], "arrays whose axes are unknown"),
-    ],
-    ids=["complex", "integers", "NaN", "negative", "shape"],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda x: x.astype("complex64"), "does not consist of real numbers: .*nu.* complex64"),
+    (lambda x: x.astype("int32"), "does not consist of real numbers: .*nu.* int32"),
+    (lambda x: x * np.nan, "has NaN or infinite values"),
+    (lambda x: -x - 1, "or negative second moments"),
+    (lambda x: x[..., :1], "arrays whose axes are unknown"),
+], ids=["complex", "integers", "NaN", "negative", "shape"])  # fmt: skip
 def test_moments_that_are_no_real_numbers_are_an_error(tmp_path, capsys, change, says):
     params = maxtext(1)
     scale, *rest = state_of(params)
@@ -307,7 +266,6 @@ def test_a_state_of_some_layers_only_is_refused(tmp_path):
         orbax_run.growth_jobs(run, operators.stack(run.sizes(), {"layers": 4}), "copy")
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_paths_may_contain_what_has_a_meaning_in_a_url(tmp_path):
     """CI systems, for example, name the folder of a branch ``feature%2Fname``."""
     folder, target = written(tmp_path / "a%2Fb", maxtext(1), {}), tmp_path / "#1 ?"
@@ -415,7 +373,6 @@ def test_one_leaf_is_in_memory_at_a_time(tmp_path, monkeypatch):
     assert len(seen) == 2 * len(run.tree.arrays)
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_several_processes_write_one_checkpoint(tmp_path, monkeypatch):
     folder, calls = written(tmp_path / "a", maxtext(1)), []
     run = command.open_run(folder, None, None)

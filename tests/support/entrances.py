@@ -152,71 +152,21 @@ class _Exploit:
         return os.mkdir, (os.environ["ENTRANCES_MARK"],)
 
 
-def _link(file: Path, outside: Path) -> None:
-    # The content stays valid, so only a check of the link can refuse it.
-    _move(file, outside / "linked")
-    file.symlink_to(outside / "linked")
-
-
-def _link_of_parent(file: Path, outside: Path) -> None:
-    _move(file.parent, outside / "folder")
-    file.parent.symlink_to(outside / "folder")
-
-
-def _loop(file: Path, outside: Path) -> None:
-    _deleted(file)
-    file.symlink_to(file.name)
-
-
-def _fifo(file: Path, outside: Path) -> None:
-    _deleted(file)
-    os.mkfifo(file)
-
-
-def _missing(file: Path, outside: Path) -> None:
-    _deleted(file)
-
-
-def _truncated(file: Path, outside: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def _wrong_type(file: Path, outside: Path) -> None:
-    file.write_text('["\\u001b[31m", {"a": null}]')
-
-
-def _deep(file: Path, outside: Path) -> None:
-    file.write_text("[" * 200_000)
-
-
-def _too_large(file: Path, outside: Path) -> None:
-    os.truncate(file, 3 << 30)  # sparse
-
-
-def _pickled(file: Path, outside: Path) -> None:
-    file.write_bytes(pickle.dumps(_Exploit()))
-
-
-def _move(old: Path, new: Path) -> None:
-    os.rename(old, new)
-
-
-def _deleted(file: Path) -> None:
-    file.unlink()
-
-
-# Attacks that change the file itself.
-ATTACKS: dict[str, Callable[[Path, Path], None]] = {
-    "link": _link,
-    "link of the parent": _link_of_parent,
-    "loop": _loop,
-    "FIFO": _fifo,
-    "missing": _missing,
-    "truncated": _truncated,
-    "wrong type": _wrong_type,
-    "nested": _deep,
-    "too large": _too_large,
-    "pickle": _pickled,
+# Attacks that change the file itself. After a move, the content behind a link stays valid, so only a
+# check of the link can refuse it.
+ATTACKS: dict[str, Callable[[Path, Path], Any]] = {
+    "link": lambda file, outside: file.symlink_to(file.rename(outside / "linked")),
+    "link of the parent": lambda file, outside: file.parent.symlink_to(
+        file.parent.rename(outside / "folder")
+    ),
+    "loop": lambda file, outside: (file.unlink(), file.symlink_to(file.name)),
+    "FIFO": lambda file, outside: (file.unlink(), os.mkfifo(file)),
+    "missing": lambda file, outside: file.unlink(),
+    "truncated": lambda file, outside: os.truncate(file, file.stat().st_size // 2),
+    "wrong type": lambda file, outside: file.write_text('["\\u001b[31m", {"a": null}]'),
+    "nested": lambda file, outside: file.write_text("[" * 200_000),
+    "too large": lambda file, outside: os.truncate(file, 3 << 30),  # sparse
+    "pickle": lambda file, outside: file.write_bytes(pickle.dumps(_Exploit())),
 }
 # Attacks that write a name into the file; ``{}`` is a folder outside.
 NAMES: dict[str, str] = {

@@ -113,11 +113,6 @@ def _squad(folder: Path) -> Path:
     return folder / "data" / "train-v1.1.json"
 
 
-def _read_squad(folder: Path) -> Any:
-    task = squad.TASKS["squad1"]
-    return squad.squad_questions(task, folder / "data")
-
-
 def _npy(folder: Path) -> Path:
     (folder / "data").mkdir()
     np.save(folder / "data" / "a.npy", np.arange(100, dtype=np.uint16))
@@ -208,16 +203,8 @@ def _vocab(folder: Path) -> Path:
     return file
 
 
-def _merges(folder: Path) -> Path:
-    return _vocab(folder).with_name("merges.txt")
-
-
 def _read_vocab(folder: Path) -> Any:
     return tokenizers.load_tokenizer(str(folder / "data"))
-
-
-def _images(folder: Path) -> Path:
-    return tree(folder / "data", 1) / "ant" / "0.png"
 
 
 def _archive(kind: str) -> Callable[[Path], Path]:
@@ -266,10 +253,6 @@ def _name_set(folder: Path, name: str) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"name": name}))
 
 
-def _read_tfds(folder: Path) -> Any:
-    return list(dataset_records(next((folder / "data").glob("*.array_record*"))))
-
-
 SUBJECTS |= {
     "processor of images": Subject(_written("preprocessor_config.json", '{"image_mean": [0.5], "image_std": [0.25]}'),
         lambda folder: normal_in(folder / "data"), None, {**_PARENT, "missing": "the file is optional"}),
@@ -279,19 +262,23 @@ SUBJECTS |= {
         {**_PARENT, "missing": "the file is optional"}),
     "tokenizer": Subject(_tokenizer, lambda folder: tokenizers.load_tokenizer(str(folder / "tokenizer.json")), None, _NAMED),
     "vocabulary": Subject(_vocab, _read_vocab, None, _PARENT),
-    "merges": Subject(_merges, _read_vocab, None, {**_PARENT, "truncated": "any number of merges is valid"}),
-    "images": Subject(_images, _read_images("data"), None, {"missing": "a folder has no list of its images"}),
+    "merges": Subject(lambda folder: _vocab(folder).with_name("merges.txt"), _read_vocab, None,
+        {**_PARENT, "truncated": "any number of merges is valid"}),
+    "images": Subject(lambda folder: tree(folder / "data", 1) / "ant" / "0.png", _read_images("data"), None,
+        {"missing": "a folder has no list of its images"}),
     "tar of images": Subject(_archive("tar"), _read_images("a.tar"), None,
         {**_NAMED, "too large": "nothing is read after the end of the archive"}),
     "zip of images": Subject(_archive("zip"), _read_images("a.zip"), None, _NAMED),
-    "prepared dataset": Subject(_tfds, _read_tfds, _name_set, _PARENT, needs="tensorflow_datasets"),
+    "prepared dataset": Subject(_tfds,
+        lambda folder: list(dataset_records(next((folder / "data").glob("*.array_record*")))), _name_set, _PARENT,
+        needs="tensorflow_datasets"),
     "CSV": Subject(_written("a.csv", 'text,label\na text,0\nanother,1\n"one\nmore",0\n'), _table("a.csv"), None, _NAMED),
     "compressed TSV": Subject(_written("a.tsv.gz", gzip.compress(b"text\tlabel\na text\t0\nanother\t1\n", mtime=0)),
         _table("a.tsv.gz"), None, _NAMED),
     "JSON lines": Subject(_written("a.jsonl", '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'), _table("a.jsonl"),
         None, _NAMED),
     "GLUE": Subject(_glue, _read_glue, None, _NAMED),
-    "SQuAD": Subject(_squad, _read_squad, None, _NAMED),
+    "SQuAD": Subject(_squad, lambda folder: squad.squad_questions(squad.TASKS["squad1"], folder / "data"), None, _NAMED),
     "array of token ids": Subject(_npy, _read_ids, None, _PARENT),
     "raw token ids": Subject(_raw, _read_ids, None, _PARENT),
     "README of a dataset": Subject(

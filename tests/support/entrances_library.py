@@ -18,16 +18,11 @@ from entrances import ATTACKS as ALL
 from entrances import Row, Subject, attacked, ours
 from foreign_runs import (
     D,
-    E,
-    H,
-    K,
-    L,
-    M,
-    V,
     drawn,
     easydel_run,
     levanter_params,
     levanter_step,
+    maxtext_params,
     titan_shapes,
 )
 from orbax.checkpoint import v1 as ocp
@@ -319,25 +314,8 @@ def maxtext(name: str) -> Callable[[Path], Path]:
     """Make a checkpoint of MaxText with Orbax's own writer."""
 
     def make(folder: Path) -> Path:
-        kernels = {"query": (E, L, H, D), "key": (E, L, K, D), "value": (E, L, K, D)}
-        kernels |= {"out": (H, L, D, E)}
-        layers = {
-            "pre_self_attention_layer_norm": {"scale": drawn(E, L)},
-            "self_attention": {n: {"kernel": drawn(*shape)} for n, shape in kernels.items()},
-            "mlp": {
-                "wi_0": {"kernel": drawn(E, L, M)},
-                "wi_1": {"kernel": drawn(E, L, M)},
-                "wo": {"kernel": drawn(M, L, E)},
-            },
-        }
-        decoder = {
-            "decoder_norm": {"scale": drawn(E)},
-            "logits_dense": {"kernel": drawn(E, V)},
-            "layers": layers,
-        }
-        params = {"params": {"token_embedder": {"embedding": drawn(V, E)}, "decoder": decoder}}
-        tree = {"params": jax.tree.map(jax.numpy.asarray, params), "step": jax.numpy.int32(3)}
         with ocp.training.Checkpointer(folder / "run") as written:
+            tree = {"params": maxtext_params(1), "step": jax.numpy.int32(3)}
             written.save_checkpointables(3, {"items": tree})
         (folder / "names.json").write_text(json.dumps({"names": _NAMES}))
         found = [p for p in folder.glob(name) if p.is_file()]
@@ -609,6 +587,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/integrations/command.py::_open_run": attacked("names"),
     "jaxgrow/extras/integrations/trees.py::EasydelTree.__init__": attacked("EasyDeL index"),
     "jaxgrow/extras/integrations/trees.py::EasydelWriter._describe": attacked("EasyDeL index"),
+    "jaxgrow/extras/integrations/copying.py::_copy_inside": attacked("EasyDeL beside"),
     "jaxgrow/extras/integrations/formats.py::from_file": attacked("names"),
     "jaxgrow/extras/integrations/trees.py::LevanterTree.__init__": attacked("levanter manifest"),
     "jaxgrow/extras/integrations/trees.py::LevanterWriter._describe": attacked("levanter manifest"),

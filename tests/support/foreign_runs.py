@@ -1,12 +1,16 @@
 """Small checkpoints in the layouts of other trainers, written without their packages."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
-E, L, H, K, D, M, V = 8, 2, 4, 2, 3, 10, 7
+SIZES = E, L, H, K, D, M, V = 8, 2, 4, 2, 3, 10, 7
 
 
 def drawn(*shape: int) -> np.ndarray:
@@ -67,6 +71,36 @@ def easydel_run(folder: Path) -> Path:
     (folder / "tensorstore_index.json").write_text(json.dumps({"prefixes": {"all": entries}}))
     (folder / "config.json").write_text(json.dumps({"head_dim": D}))
     return folder
+
+
+def maxtext_params(
+    scan: int | None, sizes: tuple[int, ...] = SIZES, tied: bool = False
+) -> dict[str, Any]:
+    """Return the parameters of MaxText, whose layers are stacked along the axis ``scan``, if any."""
+    embed, count, heads, kv_heads, head_dim, mlp, vocab = sizes
+    rng = np.random.default_rng(0)
+
+    def put(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), "float32")
+
+    def layer(put: Callable[..., jax.Array]) -> dict[str, Any]:
+        kernels = {"query": (embed, heads, head_dim), "out": (heads, head_dim, embed)}
+        kernels |= dict.fromkeys(("key", "value"), (embed, kv_heads, head_dim))
+        up, down = (embed, mlp), (mlp, embed)
+        return {
+            "pre_self_attention_layer_norm": {"scale": put(embed)},
+            "self_attention": {name: {"kernel": put(*shape)} for name, shape in kernels.items()},
+            "mlp": {n: {"kernel": put(*s)} for n, s in (("wi_0", up), ("wi_1", up), ("wo", down))},
+        }
+
+    def stacked(*shape: int) -> jax.Array:
+        return put(*shape[:scan], count, *shape[scan:])
+
+    every = {f"layers_{i}": put for i in range(count)} if scan is None else {"layers": stacked}
+    layers = {name: layer(of) for name, of in every.items()}
+    head = {} if tied else {"logits_dense": {"kernel": put(embed, vocab)}}
+    decoder = {"decoder_norm": {"scale": put(embed)}, **head, **layers}
+    return {"params": {"token_embedder": {"embedding": put(vocab, embed)}, "decoder": decoder}}
 
 
 def titan_shapes(fused: bool = False) -> dict[str, tuple[int, ...]]:
