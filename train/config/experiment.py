@@ -514,23 +514,13 @@ def experiment_json(experiment: Experiment) -> Json:
     return json.loads(json.dumps(tagged))
 
 
-# The configs of archived runs are from before these settings existed, and 0 or empty is off.
-_LATER = {"ramp", "ema", "cautious_decay", "utility"}
-
-
 def unequal_settings(old: object, new: object, name: str = "") -> dict[str, tuple[object, object]]:
-    """Return the old and the new value of each setting that differs, by its name.
-
-    A setting of `_LATER` that only one of them has does not differ if it is off.
-    """
+    """Return the old and the new value of each setting that differs, by its name."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         found = {}
         for key in sorted(old.keys() | new.keys()):
-            is_off = not (old.get(key) or new.get(key))
-            if key in _LATER and is_off and not (key in old and key in new):
-                continue
             found |= unequal_settings(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
         return found
     return {} if old == new else {name: (old, new)}
