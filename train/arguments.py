@@ -7,6 +7,7 @@ Help and wrong arguments do not wait for JAX: this module imports nothing that i
 import ast
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxgrow.registry import Registry
@@ -27,6 +28,8 @@ _TRAIN = Path(__file__).parent
 COMMANDS: Registry[Arguments] = Registry("command", "train.extras")
 # What extras add to a command of the core.
 MORE: Registry[Arguments] = Registry("arguments", "train.extras")
+# "settings" returns what ``--list`` and ``--show`` of `train.pretrain` print, from its arguments.
+LISTINGS: Registry[Callable[[Namespace], str]] = Registry("listing", "train.extras")
 
 
 def command_parser(command: str) -> Parser:

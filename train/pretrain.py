@@ -45,74 +45,28 @@ the disk is full. 130: Ctrl-C, after saving; a second Ctrl-C exits immediately. 
 an error in jaxgrow.
 """
 
-from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 
-from jaxgrow.tables import align_columns
-from train.arguments import command_parser
+from train.arguments import LISTINGS, command_parser
 from train.common import hosts
-from train.common.errors import UserError, exits_cleanly
-from train.common.output import note, say
-from train.config.experiment import Experiment, listed_experiments, load_experiment
-from train.config.overrides import all_settings
+from train.common.errors import exits_cleanly
+from train.common.output import say
+from train.config.experiment import load_experiment
 from train.run.trainer import run_experiment
-
-
-def experiment_list(config: str) -> str:
-    """Return the experiments of a config file, one in each line, as the command line names them.
-
-    Raises:
-      UserError: the file has no experiments.
-    """
-    path = config.partition(":")[0]
-    found = listed_experiments(config)
-    if not found:
-        raise UserError(
-            f"{path} has no experiments: functions whose return annotation is Experiment"
-        )
-    return align_columns(
-        (),
-        [(path if name == "config" else f"{path}:{name}", about) for name, about in found.items()],
-    )
-
-
-def field_table(experiment: Experiment) -> str:
-    """Return a table of all fields: the name for ``--set``, the value, the default and the type."""
-    rows = [
-        (s.name, _as_setting(s.value), _as_setting(s.default), s.type)
-        for s in all_settings(experiment)
-    ]
-    return align_columns(("setting", "value", "default", "type"), rows)
-
-
-def _as_setting(value: object) -> str:
-    """Write a value as for ``--set a.b=``.
-
-    A dataclass is written by its name, because its fields have their own lines.
-    """
-    if value is MISSING:
-        return "required"
-    if is_dataclass(value):
-        return type(value).__name__
-    if isinstance(value, tuple) and any(map(is_dataclass, value)):
-        return f"({', '.join(map(_as_setting, value))})"
-    return value if isinstance(value, str) else repr(value)
 
 
 def main() -> None:
     arguments = command_parser("pretrain").parse_args()
-    if arguments.list:
-        return say(experiment_list(arguments.config))
-    if arguments.show:
-        return say(field_table(load_experiment(arguments.config, arguments.set, corpus=False)))
+    if arguments.list or arguments.show:
+        return say(LISTINGS["settings"](arguments))
     by_hand = (arguments.coordinator, arguments.processes, arguments.process)
     hosts.JOINING["processes"](*by_hand)
     experiment = hosts.on_all_processes(lambda: load_experiment(arguments.config, arguments.set))
     folder = arguments.workdir or Path("runs") / experiment.name
     result = run_experiment(experiment, folder, arguments.profile, start=arguments.start)
-    if experiment.seconds and hosts.is_first():
+    if experiment.seconds:
         compiling = result["compile_seconds"]
-        note(
+        hosts.print_note(
             f"{experiment.name}: {experiment.seconds:g} s of training were planned, and "
             f"{result['seconds'] - compiling:.1f} s were used, without {compiling:.1f} s of compilation"
         )

@@ -21,8 +21,9 @@ from jaxgrow.untrusted import one_line
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.output import say
-from train.config.experiment import SETTINGS_REPORTS, Experiment, load_as, load_experiment
+from train.config.experiment import Experiment, load_as, load_experiment
 from train.extras import run_plots as plots
+from train.extras.stated import paper_report
 from train.plan.lifetimes import states
 from train.store.workdir import Workdir
 
@@ -86,7 +87,7 @@ def _settings_only(text: str) -> bool:
         found = load_as(object, text)[1]
     except UserError:  # loaded as an Experiment, the error names the experiments of the file
         found = load_as(Experiment, text)[1]
-    say(SETTINGS_REPORTS["papers"](text, found))
+    say(paper_report(text, found))
     return not isinstance(found, Experiment)
 
 

@@ -12,8 +12,8 @@ from jaxgrow.registry import Registry
 from train.analysis.runs import Run, refuse_unlike
 from train.analysis.savings import Comparison
 from train.common.errors import Diverged, UserError
-from train.common.hosts import is_first, on_process_zero
-from train.common.output import note, say
+from train.common.hosts import on_process_zero, print_note
+from train.common.output import say
 from train.config.experiment import (
     Experiment,
     experiment_json,
@@ -108,12 +108,12 @@ def run_comparison(
         print_warnings(experiment)
     shared = [SHARING["steps"].shared(configs[0], e) for e in shorter]
     upcoming = ANNOUNCERS["runs"](configs, shorter, shared, seeds)
-    _announce(upcoming.first_line(workdir))
+    print_note(upcoming.first_line(workdir))
 
     def finished(experiment: Experiment, seeds: list[int], keep: Collection[int] = ()) -> list[Run]:
         found = []
         for seed in seeds:
-            _announce(upcoming.line(experiment, seed))
+            print_note(upcoming.line(experiment, seed))
             if (run := attempt_run(experiment, seed, workdir, diverged, keep)) is not None:
                 found.append(run)
         return found
@@ -132,11 +132,6 @@ def run_comparison(
     return Comparison(
         [baseline, *filter(None, others)], [*filter(None, frontier)], diverged=diverged
     )
-
-
-def _announce(line: str) -> None:
-    if is_first():
-        note(line)
 
 
 def attempt_run(

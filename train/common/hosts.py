@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jaxgrow.axes import Tree
 from jaxgrow.registry import Registry
 from train.common.errors import UserError
+from train.common.output import note
 
 T = TypeVar("T")
 # Each makes this process one of several, before JAX is used, from the address of the coordinator, the
@@ -64,6 +65,12 @@ def _connect_along(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> None:
 def is_first() -> bool:
     """Whether this is process 0, which writes the files and prints the messages of the run."""
     return jax.process_index() == 0
+
+
+def print_note(message: str) -> None:
+    """Print a line to stderr, above a progress bar, in process 0 only."""
+    if is_first():
+        note(message)
 
 
 def gather_values(value: object) -> list[Any]:

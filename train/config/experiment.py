@@ -222,10 +222,6 @@ UNUSED: Registry[Callable[[object, Sequence[object], Collection[str]], None]] = 
 # "seconds" returns an experiment with ``steps`` in place of ``seconds``. It measures steps, and keeps
 # the measurement in a folder.
 TIMINGS: Registry[Callable[[Experiment, Path], Experiment]] = Registry("timing", "train.extras")
-# Each compares the settings of a config, which is named as on the command line, with other sources.
-SETTINGS_REPORTS: Registry[Callable[[str, object], str]] = Registry(
-    "settings report", "train.extras"
-)
 
 
 def with_steps(experiment: Experiment) -> Experiment:

@@ -30,6 +30,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "unused": {"settings": "train.extras.effect"},
     "sharing": {"steps": "train.extras.sharing"},
     "origin": {"run": "train.extras.branching"},
+    "listing": {"settings": "train.extras.listings"},
     "text": {"files": "train.extras.text.mixing"},
     "dataset": {
         "Images": "train.extras.images.images",
@@ -46,7 +47,6 @@ EXTRAS: dict[str, dict[str, str]] = {
     "joining": {"processes": "train.extras.joining"},
     "memory check": {"memory": "train.extras.aot.memory"},
     "model card": {"transformers": "train.extras.model_card"},
-    "settings report": {"papers": "train.extras.stated"},
     "board": {"tensorboard": "train.extras.tensorboard"},
     "trackers": {"services": "train.extras.trackers"},
     "automatic settings": {"memory": "train.extras.aot.estimate"},

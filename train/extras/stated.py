@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgrow.tables import markdown_table
-from train.config.experiment import SETTINGS_REPORTS, Experiment, load_as
+from train.config.experiment import Experiment, load_as
 from train.config.overrides import all_settings
 from train.extras.labelled.downstream import FineTuning
 
@@ -100,10 +100,8 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _report_for(config: str, experiment: object) -> str:
+def paper_report(config: str, experiment: object) -> str:
+    """Compare the settings of a config, which is named as on the command line, with the papers."""
     if not isinstance(experiment, FineTuning):
         experiment = load_as(Experiment, config)[1]  # another object is an error
     return stated_report(experiment.name, stated_settings(config, experiment))
-
-
-SETTINGS_REPORTS.add("papers", _report_for)

@@ -30,7 +30,7 @@ from jaxgrow.models import Config
 from jaxgrow.typed import Json, build_dataclass
 from train.common.errors import UserError
 from train.common.files import read_record, write_record
-from train.common.hosts import is_first, on_process_zero
+from train.common.hosts import on_process_zero, print_note
 from train.common.output import note
 from train.config.experiment import (
     TIMINGS,
@@ -101,10 +101,9 @@ def timed_steps(experiment: Experiment, folder: Path) -> Experiment:
     with settings_errors(f"{experiment.name} with seconds={experiment.seconds}"):
         check_experiment(found)
     print_warnings(found)
-    if is_first():
-        every = zip([*counts, *fixed.values()], seconds, strict=True)
-        parts = [f"{n:,} steps of {1000 * t:.3g} ms" for n, t in every]
-        note(f"{experiment.name}: {experiment.seconds:g} s of training are {', '.join(parts)}")
+    every = zip([*counts, *fixed.values()], seconds, strict=True)
+    parts = [f"{n:,} steps of {1000 * t:.3g} ms" for n, t in every]
+    print_note(f"{experiment.name}: {experiment.seconds:g} s of training are {', '.join(parts)}")
     return found
 
 

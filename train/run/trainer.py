@@ -28,8 +28,8 @@ from train.common.hosts import (
     is_first,
     on_all_processes,
     on_process_zero,
+    print_note,
 )
-from train.common.output import note
 from train.config.experiment import (
     AUTOMATIC,
     Experiment,
@@ -123,7 +123,7 @@ def run_experiment(
                 return _run_plan(setup, stop, profile, keep)
     _claimed(experiment, workdir)
     result = on_process_zero(lambda: workdir.result)
-    _print_note(f"the run in {workdir.folder} has already finished: there is nothing to do")
+    print_note(f"the run in {workdir.folder} has already finished: there is nothing to do")
     return result
 
 
@@ -202,7 +202,7 @@ def set_up_run(
 ) -> "RunSetup":
     """Choose the automatic settings, connect the devices, and check the data of a run."""
     xla.keep_programs()
-    experiment = AUTOMATIC["memory"](asked, _print_note)
+    experiment = AUTOMATIC["memory"](asked, print_note)
     mesh = _mesh(experiment)
     data = on_all_processes(lambda: RunData(experiment, mesh, workdir, origin))
     _same("data", data.identity)
@@ -252,7 +252,7 @@ class RunSetup:
             recorder = on_all_processes(lambda: self._recorder(record))
             files.enter_context(closing(recorder))
             tracing = TRACES["profile"](
-                profile if is_first() else 0, workdir.folder / "profile", _print_note
+                profile if is_first() else 0, workdir.folder / "profile", print_note
             )
             files.enter_context(closing(tracing))
             run = (self.experiment, workdir.folder, self.mesh, data)
@@ -272,7 +272,7 @@ class RunSetup:
             )
         )
         for line in changes:
-            _print_note(line)
+            print_note(line)
         on_process_zero(lambda: workdir.keep_inputs(self.experiment.data, self.experiment.model))
         if starts and origin is not None:
             on_process_zero(lambda: origin.copy_log(workdir, record))
@@ -281,7 +281,7 @@ class RunSetup:
         for line in data.report:
             _say_once(line)
         for line in data.continued:
-            _print_note(line)
+            print_note(line)
         return models, record
 
     def _recorder(self, record: RunRecord) -> Recorder:
@@ -311,7 +311,7 @@ class RunSetup:
         )
         if own is not None:
             name = spoken_phase(plan[own[1].phase].label, [phase.label for phase in plan])
-            _print_note(f"resuming at step {own[1].step} of {name}")
+            print_note(f"resuming at step {own[1].step} of {name}")
             return *own, False
         if origin is None:
             return {}, RunRecord(), False
@@ -321,7 +321,7 @@ class RunSetup:
             )
         )
         for line in lines:
-            _print_note(line)
+            print_note(line)
         return models, record, True
 
 
@@ -379,7 +379,7 @@ class Trainer:
             self.number += 1
             self.first = 0
             if phase.stops(self):
-                _print_note(
+                print_note(
                     f"stopped early: no evaluation was better than {self.best['value']:.4f} in the last "
                     f"{self.best['waited']}"
                 )
@@ -530,7 +530,7 @@ class Trainer:
             found = self.experiment.data.scores(model.config, plain(model), self.mesh)
         step = before.end if isinstance(before, Train) else 0
         self.log(step, **found)
-        _print_note(
+        print_note(
             f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         )
         return found
@@ -616,7 +616,7 @@ class Trainer:
         where = self.folder.parent / Path(folder).expanduser()
         model, result = on_all_processes(lambda: imported_model(where, config, self.mesh, headless))
         if result is None:
-            _print_note(
+            print_note(
                 f"{where} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
             )
         else:
@@ -655,7 +655,7 @@ def _mesh(experiment: Experiment) -> Mesh:
     except ValueError as error:
         raise UserError(str(error)) from error
     for line in sharding.replicated_axes(experiment.model.sizes(), mesh):
-        _print_note(f"{experiment.name}: {line}")
+        print_note(f"{experiment.name}: {line}")
     shape = experiment.mesh if experiment.parallel == "mesh" else None
     # Devices may report different limits.
     on_all_processes(
@@ -686,12 +686,7 @@ def _same(what: str, value: object) -> None:
             )
 
 
-def _print_note(message: str) -> None:
-    if is_first():
-        note(message)
-
-
 @cache
 def _say_once(message: str) -> None:
     """Say it for the first of several runs with the same data."""
-    _print_note(message)
+    print_note(message)
