@@ -328,6 +328,7 @@ ROWS: dict[str, Row] = {
     "train/store/intact.py::_delete_marked": ours(WORK),
     "train/store/intact.py::added_files": attacked("checksums of a checkpoint"),
     "train/compare.py::_shorter": trusted(CONFIG),
+    "train/extras/listings.py::listed_settings": trusted(CONFIG),
     "train/extras/comparison_report.py::write_report": ours(NAMED),
     "train/config/experiment.py::_imported_config": trusted("it runs a config in Python"),
     "train/extras/timing.py::_kept_seconds": attacked("times of steps"),
