@@ -36,9 +36,7 @@ def tuning_table(tuning: FineTuning, model: Path, found: Mapping[float, Sequence
     heads = [metric if len(splits) == 1 else f"{metric}, {split}" for split, metric in names]
     rows = []
     for rate, runs in found.items():
-        cells = []
-        for split, metric in names:
-            cells.append(_score_cell([scores[split][metric] for scores in runs]))
+        cells = [_score_cell([of[split][metric] for of in runs]) for split, metric in names]
         marked = " (best)" if len(found) > 1 and rate == best_rate(found) else ""
         rows.append((f"{rate:g}{marked}", *cells))
     seeds = ", ".join(map(str, tuning.seeds))
@@ -77,9 +75,9 @@ def main() -> None:
         "task": tuning.name,
         "model": str(arguments.model),
         "seeds": tuning.seeds,
+        **({"best": best_rate(found)} if len(found) > 1 else {}),
+        "rates": {f"{rate:g}": runs for rate, runs in found.items()},
     }
-    summary |= {"best": best_rate(found)} if len(found) > 1 else {}
-    summary |= {"rates": {f"{rate:g}": runs for rate, runs in found.items()}}
     write_record(arguments.workdir / f"{name}.json", summary)
     write_text(arguments.workdir / f"{name}.md", text)
     say(f"\n{text}")

@@ -30,9 +30,10 @@ def describe_maps(maps: Maps) -> str:
     A line has the shape of the map, the distance of the part for the old units from the identity,
     and the mean norm of the rows for the new units.
     """
-    lines = []
-    for name, w in maps.coefficients["depth"].items():
-        lines.append(f"{name}: w {w.shape}, row sums {w.sum(1).min():.3f} .. {w.sum(1).max():.3f}")
+    lines = [
+        f"{name}: w {w.shape}, row sums {w.sum(1).min():.3f} .. {w.sum(1).max():.3f}"
+        for name, w in maps.coefficients["depth"].items()
+    ]
     for name, matrices in maps.coefficients["width"].items():
         for kind, m in matrices.items():
             old = m.shape[-1]

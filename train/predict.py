@@ -18,17 +18,17 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
+from jaxgrow.extras.head_labels import read_head
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
-from train.common.output import say, say_notes
+from train.common.output import say
 from train.extras.labelled import glue, table
 from train.extras.labelled.encoding import Encoder
-from train.extras.labelled.heads import learned_head
 from train.extras.labelled.supervised import model_outputs
 from train.extras.labelled.task import Labelled, examples_of, labelled_of
+from train.extras.pretrained import opened_model
 from train.state.mesh import Mesh
 from train.store.workdir import Workdir
 
@@ -48,15 +48,11 @@ def predict_labels(run: Path, file: Path) -> tuple[str, dict[str, float]]:
         column.
     """
     data = _data(run)
-    try:
-        source = open_checkpoint(run)
-        say_notes(source)
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
+    source = opened_model(run)
     texts, given = labelled_rows(file, data)
     config = source.config
     # Names such as LABEL_0 do not count as names in `learned`, but here they are the user's own.
-    labels = learned_head(run).labels or tuple(source.head.get("id2label", {}).values())
+    labels = read_head(source.head).labels or tuple(source.head.get("id2label", {}).values())
     unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())

@@ -53,8 +53,11 @@ def program_table(programs: list[Program], machine: Machine) -> str:
         "temporary",
         "left",
         "FLOPs",
+        "at least",
+        "longest part",
+        "MFU at most",
+        "tokens/s at most",
     ]
-    head += ["at least", "longest part", "MFU at most", "tokens/s at most"]
     rows = []
     for p in programs:
         sizes = (p.parameters, p.moments, p.other, p.temporary, machine.memory - p.memory)
@@ -182,9 +185,10 @@ def main() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     found = {config: _checked_programs(config, machine, arguments) for config in arguments.configs}
     if arguments.json:
-        everything = {}
-        for config, programs in found.items():
-            everything[config] = [asdict(p) | {"memory": p.memory} for p in programs]
+        everything = {
+            config: [asdict(p) | {"memory": p.memory} for p in programs]
+            for config, programs in found.items()
+        }
         about = {"machine": machine.name, "devices": len(machine.devices), "memory": machine.memory}
         about["xla"] = xla.recorded(Mesh().over(list(machine.devices)))
         write_record(arguments.json, about | {"configs": everything})

@@ -170,9 +170,7 @@ def main() -> None:
         "seeds": seeds,
     }
     write_record(arguments.workdir / "race.json", everything)
-    curves = {}
-    for by, runs in finished.items():
-        curves[by] = [(r, after_growing(r)) for r in runs]
+    curves = {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}
     plots.plot_race(curves, plot)
     say(f"\n{text}\nplot: {plot}")
 

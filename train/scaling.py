@@ -85,8 +85,11 @@ def scaling_report(points: list[Measured], at: tuple[float, float] | None) -> st
     for p in sorted(points, key=lambda p: p.at):
         saved = ", ".join(f"{100 * s:.1f} %" for s in p.saved)
         body.append([f"{p.at[0]:,.0f}", f"{p.at[1]:.1f}", saved, str(p.bounds or "")])
-    lines = [markdown_table([*AXES, "FLOPs saved, each seed", "lower bounds"], body), ""]
-    lines += [f"A doubling of {axis} adds {percent(*found.slope(axis))}." for axis in found.slopes]
+    lines = [
+        markdown_table([*AXES, "FLOPs saved, each seed", "lower bounds"], body),
+        "",
+        *(f"A doubling of {axis} adds {percent(*found.slope(axis))}." for axis in found.slopes),
+    ]
     if bounds := sum(p.bounds for p in points):
         lines.append(
             f"The fit uses the lower bounds as if they were values ({bounds} of {sum(len(p.saved) for p in points)} seeds)."

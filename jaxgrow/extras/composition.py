@@ -52,10 +52,11 @@ def compose(second: Growth, first: Growth) -> Growth:
             else {key: m for (key,), m in product.items()}
         )
     resized = _composed_sizes(second), _composed_sizes(first)
-    rules: list[Rule] = []
-    for a, b in itertools.product(_exhaustive(first), _exhaustive(second)):
-        if not _exclude(a.conditions, b.conditions):
-            rules.append(_both(b, a, resized))
+    rules = [
+        _both(b, a, resized)
+        for a, b in itertools.product(_exhaustive(first), _exhaustive(second))
+        if not _exclude(a.conditions, b.conditions)
+    ]
     return Rules(tuple(rules), _eps(first) * _eps(second))
 
 
@@ -70,9 +71,8 @@ def _exhaustive(growth: Growth) -> list[Rule]:
     found: list[Rule] = []
     for rule in growth.rules if isinstance(growth, Rules) else (Rule((growth,)),):
         keys = dict.fromkeys(itertools.chain.from_iterable(map(by_axes, rule.terms)))
-        has: set[str] = set()
-        for condition in rule.conditions:
-            has |= {axis_of(name.removesuffix(".out")) for name in condition.axes}
+        required = (name for condition in rule.conditions for name in condition.axes)
+        has = {axis_of(name.removesuffix(".out")) for name in required}
         if len(rule.terms) == 1 or any(set(key) <= has for key in keys):
             found.append(rule)
         else:
@@ -108,10 +108,8 @@ def _omit(term: Term, keys: Keys) -> Term:
 
 def _composed_sizes(growth: Growth) -> Keys:
     """Return the axes of all maps that change a size."""
-    resized: Keys = set()
-    for term in all_terms(growth):
-        resized |= {key for key, m in by_axes(term).items() if m.shapes[0] != m.shapes[1]}
-    return resized
+    maps = (pair for term in all_terms(growth) for pair in by_axes(term).items())
+    return {key for key, m in maps if m.shapes[0] != m.shapes[1]}
 
 
 def _merged_rule(terms: Iterable[Maps], conditions: Iterable[Rule]) -> Rule:

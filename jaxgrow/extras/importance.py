@@ -135,10 +135,8 @@ def unit_importance(
     config = replace(config, remat="none")
     with nn.intercept_methods(found.intercept):
         seen = observe_layers(config, params, inputs, found.means)
-    scores: dict[str, jax.Array] = {}
-    for stage in seen.values():
-        scores |= stage
-    return {axis: x.mean(0) if axis_kind(axis) == "embed" else x for axis, x in scores.items()}
+    scores = (pair for stage in seen.values() for pair in stage.items())
+    return {axis: x.mean(0) if axis_kind(axis) == "embed" else x for axis, x in scores}
 
 
 def expert_utility(config: Config, params: Params, tokens: jax.Array) -> jax.Array:

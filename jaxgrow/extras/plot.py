@@ -94,9 +94,8 @@ def plot_growth(growth: Growth, params: Params, axes: Axes) -> "Figure":
         f"{name} {size}" for name, size in sizes(params, axes).items() if name not in changed
     ]:
         notes.append(f"unchanged: {', '.join(stay)}")
-    lines: list[str] = []
-    for note in notes:
-        lines += textwrap.wrap(note, _LINE, subsequent_indent="    ")
+    wrapped = (textwrap.wrap(note, _LINE, subsequent_indent="    ") for note in notes)
+    lines = [line for part in wrapped for line in part]
     return panel_figure(drawn, lines)
 
 

@@ -19,6 +19,7 @@ from pyarrow import parquet
 from train.extras.images.images import Images, read_images
 from train.extras.images.processor import normal_in
 from train.extras.labelled import glue, squad, table
+from train.extras.labelled.task import Labelled
 from train.extras.text import corpora as corpus
 from train.extras.text import formats
 from train.extras.text.tfds import dataset_records
@@ -83,8 +84,7 @@ def _written(name: str, content: str | bytes) -> Callable[[Path], Path]:
 
 def _table(name: str) -> Callable[[Path], Any]:
     def use(folder: Path) -> Any:
-        spec = table.Spec(folder / "data" / name, None, ("text",), "label", (), False, 0.1)
-        return table.read_labelled_table(spec)
+        return table.read_labelled_table(Labelled("table", str(folder / "data" / name)))
 
     return use
 
@@ -306,7 +306,7 @@ SUBJECTS |= {
 
 ROWS: dict[str, Row] = {
     "train/extras/text/tfds.py::dataset_records": attacked("prepared dataset"),
-    "train/extras/labelled/hf_tokenizer.py::write_framing": ours(
+    "train/extras/labelled/encoding.py::write_framing": ours(
         "it writes a file with a random name, which it creates, and renames it"
     ),
     "train/extras/tokenizers/loading.py::save_tokenizer": ours(

@@ -77,10 +77,12 @@ class BoundedChild:
         self._process = None
 
     def _start(self) -> None:
-        many = {"TOKENIZERS_PARALLELISM": "true" if self._threads > 1 else "false"}
-        # Other pools of memory reserve more than they need.
-        many |= {"RAYON_NUM_THREADS": str(self._threads), "ARROW_DEFAULT_MEMORY_POOL": "system"}
-        many |= {"OPENBLAS_NUM_THREADS": "1"}
+        many = {
+            "TOKENIZERS_PARALLELISM": "true" if self._threads > 1 else "false",
+            "RAYON_NUM_THREADS": str(self._threads),
+            "ARROW_DEFAULT_MEMORY_POOL": "system",  # other pools reserve more than they need
+            "OPENBLAS_NUM_THREADS": "1",
+        }
         self._process = subprocess.Popen(
             # Isolated: modules in the working directory are not imported.
             [sys.executable, "-I", str(_SCRIPT)],

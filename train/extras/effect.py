@@ -40,12 +40,9 @@ def refuse_unused(node: object, plan: Sequence[object] = (), given: Collection[s
       ValueError: a setting differs from its default, but has no effect.
     """
     found = {s.name: s for s in all_settings(node)}
-    wrong = []
-    for s in found.values():
-        if text := _unused(s, found, node, plan if s.name in given else ()):
-            wrong.append(text)
-    if wrong:
-        raise ValueError("; ".join(wrong))
+    wrong = [_unused(s, found, node, plan if s.name in given else ()) for s in found.values()]
+    if any(wrong):
+        raise ValueError("; ".join(filter(None, wrong)))
 
 
 def declared_conditions(kind: type) -> dict[str, tuple[Mapping[str, Allowed], ...]]:

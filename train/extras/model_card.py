@@ -113,9 +113,8 @@ def _card_scores(
     result: Mapping[str, Any], scores: Mapping[str, Mapping[str, float]] | None
 ) -> dict[str, float]:
     """Return the loss and the metrics on validation data."""
-    found: dict[str, float] = {}
-    for split, of in (scores or {}).items():
-        found |= {f"{metric}, {split}": x for metric, x in of.items()}
+    splits = (scores or {}).items()
+    found = {f"{metric}, {split}": x for split, of in splits for metric, x in of.items()}
     return {"loss": result["val_loss"]} | (found or {"accuracy": result["val_accuracy"]})
 
 

@@ -68,9 +68,11 @@ def plot_maps(maps: Maps, path: Path) -> None:
 
 def plot_memory(found: dict[str, list[Program]], limit: float, machine: str, path: Path) -> None:
     """Plot the memory of each program of `train.preflight`, stacked, and the limit of a device."""
-    bars: list[tuple[str, Program]] = []
-    for config, programs in found.items():
-        bars += [(f"{config}\n{p.phase}, {p.what}", p) for p in programs]
+    bars = [
+        (f"{config}\n{p.phase}, {p.what}", p)
+        for config, programs in found.items()
+        for p in programs
+    ]
     figure = Figure((WIDTH, 1.2 + 0.45 * len(bars)), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     left = np.zeros(len(bars))

@@ -10,6 +10,7 @@ import jax
 from jaxgrow.axes import Params
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.files import at_step
+from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.models import Config
 from train.common.errors import UserError
 from train.common.output import say_notes
@@ -41,22 +42,18 @@ class TextModel:
         return BoundedTokenizer(self.tokenizer, str(self.folder or "bytes"))
 
 
-def open_text_model(
-    folder: str | Path, tokenizer: str | None = None, mesh: Mesh | None = None
-) -> TextModel:
+def open_text_model(folder: str | Path, tokenizer: str | None = None) -> TextModel:
     """Open a text model on all devices: a run, or an Orbax or Hugging Face folder.
 
     Args:
       folder: folder of the model (`jaxgrow.checkpoints.open_checkpoint`).
       tokenizer: tokenizer (`train.data.text.Data`); None uses the tokenizer in the folder.
-      mesh: mesh that the model is sharded over; None replicates it on every device.
 
     Raises:
       UserError: the folder does not contain a model, the model does not predict tokens, or its
         tokenizer is missing or has too many tokens for the model.
     """
-    source = _open_source(folder)
-    say_notes(source)
+    source = opened_model(folder)
     config = source.config
     if config.predicts != "tokens":
         what = config.predicts if config.modality == "text" else config.modality
@@ -67,7 +64,7 @@ def open_text_model(
     beside = tokenizers.folder_of(tokenizer) if tokenizer else home
     loaded = tokenizers.load_tokenizer(tokenizer) if tokenizer else tokenizers.tokenizer_of(home)
     check_vocab(loaded, config)
-    devices = (mesh or Mesh()).over(jax.devices())
+    devices = Mesh().over(jax.devices())
     return TextModel(portable_config(config), source.shard(devices), loaded, devices, beside)
 
 
@@ -82,7 +79,7 @@ def config_of(folder: str | Path) -> Config:
     Raises:
       UserError: the folder does not contain a model.
     """
-    return _open_source(folder).config
+    return opened_model(folder, notes=False).config
 
 
 def check_vocab(tokenizer: Any, config: Config) -> None:
@@ -100,8 +97,16 @@ def check_vocab(tokenizer: Any, config: Config) -> None:
         )
 
 
-def _open_source(folder: str | Path) -> Any:
+def opened_model(folder: str | Path, *, notes: bool = True) -> Checkpoint:
+    """Open the checkpoint in ``folder``, and print its notes.
+
+    Raises:
+      UserError: the folder does not contain a model.
+    """
     try:
-        return open_checkpoint(folder)
+        source = open_checkpoint(folder)
     except CheckpointError as error:
         raise UserError(str(error)) from error
+    if notes:
+        say_notes(source)
+    return source

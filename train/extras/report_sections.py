@@ -39,8 +39,8 @@ def tokens_to_baseline(run: Run, growth: Json, baseline: Run) -> int | None:
     """
     tokens, losses = ([line[key] for line in baseline.curve] for key in ("tokens", "val_loss"))
     begin = growth["tokens"]
-    points = [(begin, growth["loss_after"])]
-    points += [(line["tokens"], line["val_loss"]) for line in run.curve if line["tokens"] > begin]
+    later = [(line["tokens"], line["val_loss"]) for line in run.curve if line["tokens"] > begin]
+    points = [(begin, growth["loss_after"]), *later]
     behind = [loss - float(np.interp(at, tokens, losses)) for at, loss in points]
     reached = next((i for i, gap in enumerate(behind) if gap <= 0), None)
     if not reached:

@@ -223,9 +223,12 @@ def plot_keep(comparison: Comparison, path: Path) -> bool:
 
     Returns False, without a plot, if no stage does.
     """
-    panels: list[tuple[str, list[Json]]] = []
-    for run in (runs[0] for runs in comparison.runs):
-        panels += [(f"{run.name}, {lines[0]['phase']}", lines) for lines in dropping_steps(run)]
+    firsts = (runs[0] for runs in comparison.runs)
+    panels = [
+        (f"{run.name}, {lines[0]['phase']}", lines)
+        for run in firsts
+        for lines in dropping_steps(run)
+    ]
     if not panels:
         return False
     figure = Figure((WIDTH, 1 + 2 * len(panels)), dpi=DPI, layout="constrained")

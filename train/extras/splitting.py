@@ -2,6 +2,8 @@
 
 from fractions import Fraction
 
+import numpy as np
+
 
 def exact_fraction(fraction: float) -> Fraction:
     """The fraction that a float such as 0.02 or 0.3333 stands for."""
@@ -30,3 +32,14 @@ def more_held_out(held: bool, fraction: float) -> str:
     if held and fraction < 0.5:
         return f"raise data.valid_fraction={fraction:g} (at most 0.5)"
     return "give more data" if held else "give more of them in the validation split of the data"
+
+
+def held_out_rows(count: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Divide the numbers of rows without a split: for training, and for validation.
+
+    They are shuffled first, because their order may depend on the content.
+    """
+    order = np.random.default_rng(0).permutation(count)
+    exactly = exact_fraction(fraction)
+    held = np.sort([row for i, row in enumerate(order) if held_out(i, exactly)])
+    return np.setdiff1d(np.arange(count), held), held

@@ -91,10 +91,8 @@ def flat_settings(node: object, name: str = "") -> dict[str, object]:
     """Flatten nested dicts to ``{"optim.peak_lr": 0.01, ...}``."""
     if not isinstance(node, dict):
         return {name: node}
-    found: dict[str, object] = {}
-    for key, value in node.items():
-        found |= flat_settings(value, f"{name}.{key}".lstrip("."))
-    return found
+    below = (flat_settings(value, f"{name}.{key}".lstrip(".")) for key, value in node.items())
+    return {key: value for part in below for key, value in part.items()}
 
 
 class Service(Tracker, Protocol):

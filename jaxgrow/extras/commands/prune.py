@@ -92,8 +92,8 @@ def run_prune(a: argparse.Namespace) -> None:
             growths["frequency"] = plan.pruned(used)
         report = _measured_effect(plan, growths)
     given = {"data": a.data, "scores": a.scores}
-    arguments: Json = {"target": plan.target}
-    arguments |= {name: str(file) for name, file in given.items() if file is not None}
+    files = {name: str(file) for name, file in given.items() if file is not None}
+    arguments: Json = {"target": plan.target, **files}
     if layers := [axis for axis in plan.target if is_layers(axis)]:
         report["scores"] = {axis: scores[axis].tolist() for axis in layers}
         arguments |= {"by": plan.by, "removed": _removed_layers(plan, report["scores"])}
@@ -254,8 +254,8 @@ def _report_as_text(report: Json, arguments: Json) -> str:
     lines = []
     for axis, gone in arguments.get("removed", {}).items():
         scores = " ".join(f"{score:.3g}" for score in report["scores"][axis])
-        lines += [f"removed {axis}: {', '.join(map(str, gone)) or 'none'}"]
-        lines += [f"{arguments['by']} per layer: {scores}"]
+        removed = ", ".join(map(str, gone)) or "none"
+        lines += [f"removed {axis}: {removed}", f"{arguments['by']} per layer: {scores}"]
     if "whole" not in report:
         return "\n".join(lines)
     rows = []

@@ -266,8 +266,11 @@ def _attention_pooler(head: str) -> dict[str, TensorLayout]:
     return names
 
 
-_ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_python": "gelu"}
-_ACTIVATIONS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh")
+_ACTIVATIONS = {
+    "quick_gelu": "quick_gelu",
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
+}
 
 
 def _read_activation(default: str, hf_config: Json) -> Json:

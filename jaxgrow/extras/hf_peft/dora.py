@@ -61,11 +61,10 @@ def grown_gains(
       ValueError: a new output combines outputs with different gains.
     """
     names = (*kernel.stacked, *kernel.written)
-    shares: list[Term] = []
-    for term in terms:
-        shares.append(
-            {key: AxisMap(_absolute_map(m.write), _absolute_map(m.read)) for key, m in term.items()}
-        )
+    shares: list[Term] = [
+        {key: AxisMap(_absolute_map(m.write), _absolute_map(m.read)) for key, m in term.items()}
+        for term in terms
+    ]
     if not shares:
         return gain
     total, first, second = (

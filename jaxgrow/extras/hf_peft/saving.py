@@ -112,8 +112,8 @@ def _adapter_config(adapter: PeftAdapter, names: ModuleNames, ranks: Mapping[str
     scale = adapter.lora.scale
     rank = Counter(ranks.values()).most_common(1)[0][0]
     group = next(group for _, _, group in names.of_layers(adapter.config))
-    about: Json = {key: adapter.about[key] for key in _CARRIED if key in adapter.about}
-    about |= {
+    about: Json = {
+        **{key: adapter.about[key] for key in _CARRIED if key in adapter.about},
         "peft_type": "LORA",
         "target_modules": list(ranks),
         "bias": "none",

@@ -119,17 +119,17 @@ def inspect_run(run: "OrbaxRun") -> Json:
     moments = sorted(
         {plain_path(place.template).removesuffix(path).strip("/") for path, place in run.states}
     )
-    about = {
+    return {
         "format": run.format.name,
         "item": str(run.tree.item),
         "parameters_at": run.prefix.strip("/"),
-    }
-    about |= {
         "sizes": run.sizes(),
         "settings": run.settings(run.sizes()),
         "parameters": run.parameters,
+        "optimizer_state_at": moments,
+        "others": run.others,
+        "leaves": leaves,
     }
-    return {**about, "optimizer_state_at": moments, "others": run.others, "leaves": leaves}
 
 
 def run_as_text(folder: Path, about: Json) -> str:
@@ -186,8 +186,8 @@ def grow_folder(
         "operator": "grow",
         **record,
         "sizes": sizes,
+        "settings": run.settings(sizes),
     }
-    about |= {"settings": run.settings(sizes)}
     if isinstance(growth, Rules) and growth.eps != 1:
         about |= {"norm_eps_factor": growth.eps}
     folder = run.tree.folder
@@ -208,9 +208,12 @@ def growth_as_text(dst: Path, about: Json, keeps: str) -> str:
     """Format the result of `grow_folder` as text."""
     settings = " ".join(f"{key}={value}" for key, value in about["settings"].items())
     nothing = "" if about["written"] else "; nothing was written (--dry-run)"
-    lines = [f"{dst}: {_sizes_as_text(about['sizes'])}{nothing}", f"function-preserving: {keeps}"]
-    lines += [f"optimizer state: {about['arguments']['optimizer']}"]
-    lines += [f"settings of the larger model: {settings}"] * bool(settings)
+    lines = [
+        f"{dst}: {_sizes_as_text(about['sizes'])}{nothing}",
+        f"function-preserving: {keeps}",
+        f"optimizer state: {about['arguments']['optimizer']}",
+        *[f"settings of the larger model: {settings}"] * bool(settings),
+    ]
     if factor := about.get("norm_eps_factor"):
         lines += [
             f"the eps of all norms: set it to {factor:.7g} times the old value in the trainer's "

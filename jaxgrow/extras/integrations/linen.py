@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias
 
 import flax.struct as struct
 import jax
@@ -257,7 +257,7 @@ def _changed_array(
     call = _method(module, "__call__")
     name = None if args else next(iter(inspect.signature(call).parameters), None)
     x = args[0] if args else kwargs.get(name or "")
-    if not _is_any_array(x):
+    if not isinstance(x, jax.Array | np.ndarray):
         raise ValueError(
             f"the first argument of {type(module).__name__} must be the array that it changes, not {x!r}"
         )
@@ -266,14 +266,6 @@ def _changed_array(
 
 def _method(module: nn.Module, name: str) -> Callable[..., Tree]:
     return getattr(module, name)
-
-
-def _is_sequence(x: object) -> TypeGuard[Sequence[Tree]]:
-    return isinstance(x, tuple | list)
-
-
-def _is_any_array(x: object) -> TypeGuard[Array]:
-    return isinstance(x, jax.Array | np.ndarray)
 
 
 class _Form(NamedTuple):
@@ -304,7 +296,7 @@ class _Result(struct.PyTreeNode):
 
     @classmethod
     def of(cls, returned: Tree, x: jax.Array, block: type[nn.Module]) -> "_Result":
-        several = _is_sequence(returned)
+        several = isinstance(returned, tuple | list)
         items: Sequence[Tree] = returned if several else (returned,)
         y, *more = items
         if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:

@@ -156,10 +156,11 @@ class OrbaxRun:
     def _own_states(self) -> list[tuple[str, Place]]:
         """The arrays that only the optimizer state has, as the format names them in ``states``."""
         rows = self.format.states
-        named: list[str] = []
-        for path, array in self.tree.arrays.items():
-            if array.shape and any(fnmatchcase(path, pattern) for pattern in rows):
-                named.append(path)
+        named = [
+            path
+            for path, array in self.tree.arrays.items()
+            if array.shape and any(fnmatchcase(path, pattern) for pattern in rows)
+        ]
         found = []
         for start, template, paths in self._layered(named):
             row = next(rows[pattern] for pattern in rows if fnmatchcase(template, pattern))
@@ -189,12 +190,12 @@ class OrbaxRun:
             start, found, rest = path.partition(f"/{head}")
             if head and found:
                 below.setdefault(f"{start}/", []).append(head + rest)
-        layered: list[tuple[str, str, list[str]]] = []
-        for start, rests in below.items():
-            for template, group in _leaf_groups(rests, self.format.layers).items():
-                if "{}" in template:
-                    layered.append((start, template, group))
-        return layered
+        return [
+            (start, template, group)
+            for start, rests in below.items()
+            for template, group in _leaf_groups(rests, self.format.layers).items()
+            if "{}" in template
+        ]
 
     def _check_shapes(self) -> None:
         """Check that each axis has the same size in all arrays.
@@ -231,10 +232,8 @@ class OrbaxRun:
 
     def sizes(self) -> dict[str, int]:
         """The size of every axis."""
-        found: dict[str, int] = {}
-        for place in self.places.values():
-            found.update(zip(map(axis_of, place.names), place.shape, strict=True))
-        return found
+        each = (zip(at.names, at.shape, strict=True) for at in self.places.values())
+        return {axis_of(name): size for leaf in each for name, size in leaf}
 
     @property
     def parameters(self) -> int:
@@ -462,7 +461,4 @@ def _leaf_groups(paths: list[str], layers: str) -> dict[str, list[str]]:
             found.setdefault(f"{head}{{}}{rest[len(number) :]}", {})[int(number)] = path
         else:
             found[path] = {0: path}
-    groups: dict[str, list[str]] = {}
-    for template, of in found.items():
-        groups[template] = [of[i] for i in sorted(of)]
-    return groups
+    return {template: [of[i] for i in sorted(of)] for template, of in found.items()}

@@ -309,9 +309,8 @@ def _state_by_number(file: Path, model: HuggingFace, content: dict[str, Torch]) 
             f"{[len(group) for group in names]}; supported "
             "are a single group and the two groups of the Trainer (with and without weight decay)"
         )
-    number: dict[int, str] = {}
-    for of, group in zip(content["param_groups"], names, strict=True):
-        number.update(zip(of["params"], group, strict=True))
+    groups = zip((group["params"] for group in content["param_groups"]), names, strict=True)
+    number = {i: name for of, group in groups for i, name in zip(of, group, strict=True)}
     if lost := [str(i) for i in content["state"] if i not in number]:
         raise CheckpointError(
             f"{file} has the state of parameters {listed(lost)}, which are in no group. Give another "

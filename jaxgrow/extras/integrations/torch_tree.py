@@ -136,11 +136,11 @@ class TorchWriter:
     def _merge(self) -> None:
         every = [(part, torch_reader.read_metadata(self._item / part)) for part in self._parts]
         merged = every[0][1]
-        places: dict[Torch, Torch] = {}
-        for part, about in every:
-            for index, where in about.storage_data.items():
-                places[index] = replace(where, relative_path=f"{part}/{where.relative_path}")
-        merged.storage_data = places
+        merged.storage_data = {
+            index: replace(where, relative_path=f"{part}/{where.relative_path}")
+            for part, about in every
+            for index, where in about.storage_data.items()
+        }
         for _, about in every[1:]:
             merged.state_dict_metadata |= about.state_dict_metadata
             merged.planner_data |= about.planner_data or {}

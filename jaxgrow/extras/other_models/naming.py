@@ -208,10 +208,8 @@ def _names_by_size(params: Params, sizes: Mapping[str, int]) -> Callable[[KeyPat
 
     shapes = [np.shape(x) for x in jax.tree.leaves(params)]
     short = unwrapped(by_path(params))
-    sure: set[int] = set()
-    for shape in shapes:
-        if [known(n) for n in shape].count([LAYERS]) == 1:
-            sure.add(shape.index(sizes[LAYERS]))
+    clear = [shape for shape in shapes if [known(n) for n in shape].count([LAYERS]) == 1]
+    sure = {shape.index(sizes[LAYERS]) for shape in clear}
     dims = sure or set(range(max(map(len, shapes), default=0)))
 
     def leaf(key_path: KeyPath, x: Tree) -> Names:

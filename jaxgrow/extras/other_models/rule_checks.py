@@ -164,9 +164,7 @@ class _Check:
             return [np.asarray(x) for x in jax.tree.leaves(self.apply(params))]
 
     def named(self, other: Named) -> Axes:
-        names: dict[str, Names] = {}
-        for group, of_group in other.items():
-            names |= dict.fromkeys(self.groups[group], of_group)
+        names = {leaf: of for group, of in other.items() for leaf in self.groups[group]}
         return jax.tree_util.tree_map_with_path(
             lambda p, n: names.get(path(p), n), self.axes, is_leaf=is_names
         )

@@ -70,9 +70,9 @@ def ranking_table(
     for r in ranked:
         cells = ["not yet grown" if None in x else mean_and_each(x, "{:.4f}") for x in r["loss"]]
         body.append([r["by"], *cells])
-    left = {by: f"impossible: {why}" for by, why in impossible.items()}
-    left |= {by: f"diverged: {why}" for by, why in diverged.items()}
-    body += [[by, why, *[""] * (len(head) - 2)] for by, why in left.items()]
+    left = {"impossible": impossible, "diverged": diverged}
+    empty = [""] * (len(head) - 2)
+    body += [[by, f"{how}: {why}", *empty] for how, of in left.items() for by, why in of.items()]
     text = (
         f"{markdown_table(head, body)}\n\nFLOPs are counted from the end of the small model, which all operators share. "
         f"Seeds: {', '.join(map(str, seeds))}; with several seeds, the mean is followed by each seed in brackets.\n"

@@ -94,9 +94,7 @@ def program_kernels(text: str) -> list[RooflineKernel]:
     """
     programs = parse_program(text)
     times = run_counts(programs)
-    inner: set[str] = set()
-    for program in programs.values():
-        inner.update(*map(_within, program.lines))
+    inner = {name for c in programs.values() for i in c.lines for name in _within(i)}
     out = []
     for name, program in programs.items():
         if name in inner or not times[name]:
@@ -169,9 +167,8 @@ def _products(
 ) -> tuple[float, bool]:
     """``(FLOPs of the matrix products, whether their operands have 16 bits)``."""
     if i.kind.startswith("fusion"):
-        each = []
-        for program in [programs[n] for n in _within(i) if n in programs]:
-            each += [_products(j, program, programs) for j in program.lines]
+        inside = [programs[name] for name in _within(i) if name in programs]
+        each = [_products(j, program, programs) for program in inside for j in program.lines]
         each = [found for found in each if found[0]]
         return sum(f for f, _ in each), all(narrow for _, narrow in each)
     if i.kind == "custom-call" and (found := _ATTENTION.search(i.text)):

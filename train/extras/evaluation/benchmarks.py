@@ -147,10 +147,8 @@ def _yaml_tasks(manager: LmEval) -> list[str]:
 
 
 def _leaf_tasks(tasks: Sequence[LmEval]) -> list[LmEval]:
-    leaves = []
-    for task in tasks:
-        leaves += task.get_all_tasks() if hasattr(task, "get_all_tasks") else [task]
-    return leaves
+    parts = (t.get_all_tasks() if hasattr(t, "get_all_tasks") else [t] for t in tasks)
+    return [leaf for part in parts for leaf in part]
 
 
 def _task_files(tasks: Sequence[LmEval]) -> list[Path]:

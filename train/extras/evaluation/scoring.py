@@ -121,9 +121,7 @@ class Scorer:
 
     def __call__(self, requests: Sequence[Request]) -> list[Score]:
         """Score requests, in their order."""
-        lines = []
-        for i, request in enumerate(requests):
-            lines += self._lines(i, request)
+        lines = [line for i, request in enumerate(requests) for line in self._lines(i, request)]
         loss = np.zeros(len(requests))
         greedy = np.ones(len(requests), bool)
         lines.sort(key=lambda line: -len(line.tokens))

@@ -76,7 +76,4 @@ def _learned(model: Path, name: str, data: Path, tokenizer: str | None) -> Json:
     read: Json = {"length": length} | {k: was[k] for k in ("length", "stride") if k in was}
     task = Labelled(name, str(where), tokenizer=tokenizer or name_of(home), **read)
     scores = score_model(model, task)
-    named = {}
-    for split, of in scores.items():
-        named |= {f"{metric}, {split}": value for metric, value in of.items()}
-    return named
+    return {f"{metric}, {split}": x for split, of in scores.items() for metric, x in of.items()}

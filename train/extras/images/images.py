@@ -44,7 +44,7 @@ from train.extras.images import idx
 from train.extras.images.augment import Augment
 from train.extras.labelled.metrics import accuracy
 from train.extras.labelled.supervised import Prepared, Supervised
-from train.extras.splitting import exact_fraction, held_out, more_held_out
+from train.extras.splitting import held_out_rows, more_held_out
 from train.extras.text.mixed_paths import refuse_several
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -264,7 +264,7 @@ def read_images(data: Images) -> Split:
     valid = None if valid is None else _as_asked(valid, data)
     held_out = valid is None and train.split is None
     if valid is None:
-        mine, held = train.split or _held_out(len(train.store), data.valid_fraction)
+        mine, held = train.split or held_out_rows(len(train.store), data.valid_fraction)
         valid = train
     else:
         mine = np.arange(len(train.store))
@@ -295,15 +295,6 @@ def _source_images(data: Images) -> "tuple[_Kept, _Kept | None]":
     pixels = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)  # type: ignore[union-attr]
     labels = digits.target.astype(np.int32)  # type: ignore[union-attr]
     return _kept(pixels, labels, 10, data.size), None
-
-
-def _held_out(images: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the indices of the images of a source without a split into training and validation."""
-    # Shuffle first, because the order of the file names may depend on the content.
-    order = np.random.default_rng(0).permutation(images)
-    exactly = exact_fraction(fraction)
-    held = np.sort([image for i, image in enumerate(order) if held_out(i, exactly)])
-    return np.setdiff1d(np.arange(images), held), held
 
 
 def _images_hash(kept: "_Kept", chosen: np.ndarray) -> str:

@@ -10,12 +10,19 @@ import numpy as np
 
 from jaxgrow.checkpoints.io.checksums import sha256
 from jaxgrow.models import Config
+from jaxgrow.typed import Json
 from train.common.errors import UserError
+from train.common.files import read_record, write_record
 from train.data.windows import BYTES
 from train.data.workers import core_count
 from train.extras.bounded import BoundedTokenizer
 from train.extras.text.tokenise import token_dtype
-from train.extras.tokenizers.loading import folder_of, load_tokenizer
+from train.extras.tokenizers.loading import (
+    folder_of,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_of,
+)
 from train.extras.tokenizers.special import (
     ENDS,
     added_tokens,
@@ -113,11 +120,8 @@ class Encoder:
         """The tokens of each text, [n]."""
         if self._loaded is None:
             return [np.frombuffer(text.encode(), np.uint8) for text in texts]
-        out = []
-        for i in range(0, len(texts), _CHUNK):
-            for encoded in self._texts.encode_batch_fast(texts[i : i + _CHUNK]):
-                out.append(encoded.ids.astype(self.dtype))
-        return out
+        parts = map(self._texts.encode_batch_fast, _chunks(texts))
+        return [encoded.ids.astype(self.dtype) for part in parts for encoded in part]
 
     def spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens [n] of each text, and their character ranges, int32 [n, 2].
@@ -129,11 +133,8 @@ class Encoder:
                 (tokens, _byte_spans(text))
                 for text, tokens in zip(texts, self.tokens(texts), strict=True)
             ]
-        out = []
-        for i in range(0, len(texts), _CHUNK):
-            for encoded in self._texts.encode_batch(texts[i : i + _CHUNK]):
-                out.append((encoded.ids.astype(self.dtype), encoded.offsets))
-        return out
+        parts = map(self._texts.encode_batch, _chunks(texts))
+        return [(each.ids.astype(self.dtype), each.offsets) for part in parts for each in part]
 
     def _of_an_encoder(self) -> Frame | None:
         if self._loaded is None:
@@ -160,6 +161,10 @@ class Encoder:
         pad = next((i for i in pads if i not in (None, special.end)), int(special.end == 0))
         begin = tuple(added_tokens(self._loaded)[0])
         return Frame(begin, (special.end,), (special.end,), pad)
+
+
+def _chunks(texts: Sequence[str]) -> list[Sequence[str]]:
+    return [texts[i : i + _CHUNK] for i in range(0, len(texts), _CHUNK)]
 
 
 def _tokenizer_hash(path: Path) -> str:
@@ -271,3 +276,68 @@ class Examples:
         for part in (self.texts.tokens, self.texts.edges, self.texts.second, self.targets):
             out.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
         return out.hexdigest()
+
+
+# --- the tokenizer of a fine-tuned model for `transformers`, which frames texts as in the fine-tuning ---
+
+
+def write_framing(name: str, length: int, config: Config, folder: Path) -> Json:
+    """Make the written tokenizer frame texts as in the fine-tuning of the model.
+
+    Args:
+      name: the tokenizer, as in `train.data.text.Data`.
+      length: the length of the samples.
+      config: config of the model.
+      folder: folder of the written tokenizer.
+
+    Returns:
+      The entry of ``config.json`` for the padding token.
+    """
+    encoder = Encoder(name if name == "bytes" else str(folder / "tokenizer.json"), config)
+    loaded = tokenizer_of(folder)
+    loaded.post_processor = _framing(loaded, encoder.frame)
+    save_tokenizer(loaded, folder)
+    about = read_record(folder / "tokenizer_config.json", "")
+    pad = _padding(loaded, encoder.frame)
+    types = ["token_type_ids"] if config.types > 1 else []
+    about |= {
+        "eos_token": loaded.id_to_token(encoder.frame.end[-1]),
+        "pad_token": loaded.id_to_token(pad),
+        "model_max_length": min(length, config.length),
+        "padding_side": "right",
+        "truncation_side": "right",
+        "model_input_names": ["input_ids", *types, "attention_mask"],
+    }
+    write_record(folder / "tokenizer_config.json", about)
+    return {"eos_token_id": encoder.frame.end[-1]} | (
+        {} if encoder.own_pad else {"pad_token_id": pad}
+    )
+
+
+def _framing(tokenizer: Any, frame: Frame) -> Any:
+    """Return the post-processor of `tokenizers` that adds the tokens of a frame."""
+    from tokenizers.processors import TemplateProcessing
+
+    begin, between, end = (list(map(tokenizer.id_to_token, part)) for part in frame[:3])
+    tokens = {name: tokenizer.token_to_id(name) for name in (*begin, *between, *end)}
+    return TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *between, "$B:1", *(f"{name}:1" for name in end)],
+        special_tokens=list(tokens.items()),
+    )
+
+
+def _padding(tokenizer: Any, frame: Frame) -> int:
+    """Return a token for padding that is not at the end of any text.
+
+    `transformers` also finds special tokens in raw text, by their spelling. For a tokenizer without
+    a padding token, this function therefore chooses a token that begins with a mark of the
+    tokenizer, such as the mark for a blank. Text rarely contains such a mark.
+    """
+    added = tokenizer.get_added_tokens_decoder().get(frame.pad)
+    if tokenizer.id_to_token(frame.pad) in PADS or (added is not None and added.special):
+        return frame.pad
+    marked = [name for name in tokenizer.get_vocab() if name.startswith(("\u0120", "\u2581", "##"))]
+    if marked:
+        return tokenizer.token_to_id(max(marked, key=lambda name: (len(name), name)))
+    return frame.pad

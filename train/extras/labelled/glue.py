@@ -77,10 +77,8 @@ class Rows(NamedTuple):
 
     def select(self, indices: np.ndarray) -> "Rows":
         """The rows with these indices."""
-        texts = []
-        for column in self.texts:
-            texts.append([column[i] for i in indices])
-        return Rows(tuple(texts), self.labels[indices])
+        texts = tuple([column[i] for i in indices] for column in self.texts)
+        return Rows(texts, self.labels[indices])
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -228,10 +226,8 @@ def rows_of(task: Glue, file: Path) -> Rows:
         )
     rows = [(n, row) for n, row in rows if len(row) >= least]
     labels = ((f"{file}, line {n}", row[label]) for n, row in rows)
-    columns = []
-    for t in texts:
-        columns.append([row[t] for _, row in rows])
-    return Rows(tuple(columns), _labels(task, labels, file))
+    columns = tuple([row[t] for _, row in rows] for t in texts)
+    return Rows(columns, _labels(task, labels, file))
 
 
 def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], int]:

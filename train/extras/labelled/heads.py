@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.extras.head_labels import Head, read_head, same_name
 from train.common.errors import UserError
+from train.extras.pretrained import opened_model
 
 
 def learned_head(folder: Path) -> Head:
@@ -15,10 +15,7 @@ def learned_head(folder: Path) -> Head:
     Raises:
       UserError: the folder does not contain a model.
     """
-    try:
-        return read_head(open_checkpoint(folder).head)
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
+    return read_head(opened_model(folder, notes=False).head)
 
 
 def keeps_head(there: Head, wanted: Head, kind: str) -> bool:

@@ -13,17 +13,16 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Params
-from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.hf.labels import label_keys
-from jaxgrow.extras.head_labels import Head
+from jaxgrow.extras.head_labels import Head, read_head
 from jaxgrow.models import Config
 from jaxgrow.sharding import constrain_sharding
 from jaxgrow.typed import Json
 from train.common.errors import UserError
-from train.common.output import say, say_notes
+from train.common.output import say
 from train.data.dataset import Dataset, Source
-from train.extras.labelled.heads import class_order, learned_head
-from train.extras.pretrained import portable_config
+from train.extras.labelled.heads import class_order
+from train.extras.pretrained import opened_model, portable_config
 from train.state.mesh import Mesh, batch_devices, put, rows
 
 POSITIONS = 1 << 14  # maximum positions of a batch
@@ -123,14 +122,10 @@ def score_model(folder: Path, data: Supervised) -> dict[str, dict[str, float]]:
     Raises:
       UserError: the model does not exist, or was not trained on this task.
     """
-    try:
-        source = open_checkpoint(folder)
-        say_notes(source)
-    except CheckpointError as error:
-        raise UserError(str(error)) from error
+    source = opened_model(folder)
     config: Any = source.config
     wanted = data.prepared(config)
-    there = learned_head(Path(folder))
+    there = read_head(source.head)
     if (config.predicts, config.classes) != (wanted.head, wanted.classes):
         raise UserError(
             f"the task has {wanted.classes} {wanted.head}, but the model in {folder} predicts {config.predicts}"

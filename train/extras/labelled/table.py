@@ -7,10 +7,9 @@ validation split, some of the rows are held out.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +17,12 @@ from train.common.errors import UserError
 from train.extras.decoding import in_folder, json_object, readable_file
 from train.extras.labelled.glue import Columns, Glue, Rows
 from train.extras.labelled.metrics import accuracy, macro_f1, pearson, spearman
-from train.extras.splitting import exact_fraction, held_out
+from train.extras.splitting import held_out_rows
 from train.extras.text import formats
 from train.extras.text.corpora import dataset_shards, dataset_splits
+
+if TYPE_CHECKING:
+    from train.extras.labelled.task import Labelled
 
 # Names of the validation split; the first one that exists is used.
 VALIDATION = ("validation", "valid", "dev", "test")
@@ -31,31 +33,6 @@ OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
 _KNOWN = ", ".join(_SUFFIXES)
 
 
-@dataclass(frozen=True)
-class Spec:
-    """The files and the columns of a table.
-
-    Attributes:
-      path: a file, or a folder with a file for each split.
-      valid_path: the file of the validation rows; None: a split of the folder, or rows that are
-        held out.
-      texts: the columns of one text or two.
-      label: the column of the label.
-      labels: the names of the classes in their order; empty: the labels of the training rows,
-        sorted.
-      number: whether the label is a number.
-      valid_fraction: the part of the rows that is held out if there is no other validation split.
-    """
-
-    path: Path
-    valid_path: Path | None
-    texts: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
-    number: bool
-    valid_fraction: float
-
-
 class Row(NamedTuple):
     """One row, and its place in words."""
 
@@ -63,24 +40,24 @@ class Row(NamedTuple):
     fields: Mapping[str, object]
 
 
-def read_labelled_table(spec: Spec) -> tuple[dict[str, Rows], Glue]:
+def read_labelled_table(data: "Labelled") -> tuple[dict[str, Rows], Glue]:
     """Read the training and the validation rows, and describe them as a task.
 
     Raises:
       UserError: a file, a column or a label is missing or is something else; the message names the
         file and the row.
     """
-    parts = {split: list(file_rows(path)) for split, path in _split_files(spec).items()}
-    labels = () if spec.number else spec.labels or _names(parts["train"], spec)
-    title = spec.path.name
-    metrics = OF_NUMBERS if spec.number else OF_CLASSES
-    about = Glue(title, labels, Columns(spec.texts, spec.label), metrics, spelled=labels)
+    parts = {split: list(file_rows(path)) for split, path in _split_files(data).items()}
+    labels = () if data.number else data.labels or _names(parts["train"], data)
+    title = Path(data.path).name
+    metrics = OF_NUMBERS if data.number else OF_CLASSES
+    about = Glue(title, labels, Columns(data.text, data.label), metrics, spelled=labels)
     found = {
-        split: Rows(column_texts(part, spec.texts), _label_targets(part, spec, about))
+        split: Rows(column_texts(part, data.text), _label_targets(part, data, about))
         for split, part in parts.items()
     }
     if len(found) == 1:
-        found = _validation_rows(found["train"], spec.valid_fraction, spec.path)
+        found = _validation_rows(found["train"], data)
     return found, about
 
 
@@ -142,10 +119,7 @@ def column_texts(
     Raises:
       UserError: a row does not have the column, or a cell is not text.
     """
-    found = []
-    for column in columns:
-        found.append([_cell_text(row, column, advice) for row in part])
-    return tuple(found)
+    return tuple([_cell_text(row, column, advice) for row in part] for column in columns)
 
 
 def _cell_text(row: Row, column: str, advice: str) -> str:
@@ -183,28 +157,28 @@ def _label(row: Row, column: str) -> str:
     return found
 
 
-def _names(part: Sequence[Row], spec: Spec) -> tuple[str, ...]:
+def _names(part: Sequence[Row], data: "Labelled") -> tuple[str, ...]:
     """The distinct labels, sorted; integers are sorted by value."""
-    found = {_label(row, spec.label) for row in part}
+    found = {_label(row, data.label) for row in part}
     if len(found) < 2:
         raise UserError(
-            f"all rows of {spec.path} have the label {', '.join(found) or 'none'}, but training needs at least two"
+            f"all rows of {data.path} have the label {', '.join(found) or 'none'}, but training needs at least two"
         )
     if len(found) > len(part) // 2 and len(found) > 20:
         raise UserError(
-            f"column {spec.label!r} of {spec.path} has {len(found)} different labels in {len(part)} rows; set data.label, or "
+            f"column {data.label!r} of {data.path} has {len(found)} different labels in {len(part)} rows; set data.label, or "
             "data.number=true if the labels are numbers"
         )
     digits = all(re.fullmatch("-?[0-9]+", name) for name in found)
     return tuple(sorted(found, key=lambda name: (int(name), name) if digits else (0, name)))
 
 
-def _label_targets(part: Sequence[Row], spec: Spec, about: Glue) -> np.ndarray:
+def _label_targets(part: Sequence[Row], data: "Labelled", about: Glue) -> np.ndarray:
     if not part:
-        raise UserError(f"{spec.path} has no rows; name another table in data.path")
+        raise UserError(f"{data.path} has no rows; name another table in data.path")
     out = []
     for row in part:
-        name = _label(row, spec.label)
+        name = _label(row, data.label)
         number = about.number(name)
         if number is None:
             kind = f"one of {', '.join(about.labels)}"[:200] if about.labels else "a number"
@@ -213,16 +187,12 @@ def _label_targets(part: Sequence[Row], spec: Spec, about: Glue) -> np.ndarray:
     return np.array(out, np.int32 if about.labels else np.float32)
 
 
-def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows]:
-    """Hold out rows of a fixed shuffle, because a file may be sorted by label."""
-    count = len(every.labels)
-    order = np.random.default_rng(0).permutation(count)
-    exactly = exact_fraction(fraction)
-    held = np.sort([row for i, row in enumerate(order) if held_out(i, exactly)])
-    mine = np.setdiff1d(np.arange(count), held)
+def _validation_rows(every: Rows, data: "Labelled") -> dict[str, Rows]:
+    mine, held = held_out_rows(len(every.labels), data.valid_fraction)
     if not len(mine):
         raise UserError(
-            f"{path} has {count} rows, not enough for a validation set; name a file of validation rows in data.valid_path"
+            f"{data.path} has {len(every.labels)} rows, not enough for a validation set; name a file of "
+            "validation rows in data.valid_path"
         )
     return {"train": every.select(mine), "valid": every.select(held)}
 
@@ -230,10 +200,10 @@ def _validation_rows(every: Rows, fraction: float, path: Path) -> dict[str, Rows
 # --- files ---
 
 
-def _split_files(spec: Spec) -> dict[str, Path]:
+def _split_files(data: "Labelled") -> dict[str, Path]:
     """The file, or the folder, of each split."""
-    path = spec.path
-    named = {} if spec.valid_path is None else {"valid": spec.valid_path}
+    path = Path(data.path).expanduser()
+    named = {} if data.valid_path is None else {"valid": Path(data.valid_path).expanduser()}
     if not path.exists():
         raise UserError(
             f"the file or folder {path} does not exist; data.path names the labelled rows"

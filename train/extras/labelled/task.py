@@ -16,8 +16,14 @@ from jaxgrow.untrusted import one_line
 from train.common.errors import UserError
 from train.data.dataset import DATASETS, Batch
 from train.extras.labelled import glue, squad, table
-from train.extras.labelled.encoding import Encoder, Examples, Texts, frame_texts, pair_lengths
-from train.extras.labelled.hf_tokenizer import write_framing
+from train.extras.labelled.encoding import (
+    Encoder,
+    Examples,
+    Texts,
+    frame_texts,
+    pair_lengths,
+    write_framing,
+)
 from train.extras.labelled.supervised import Prepared, Score, Supervised
 from train.extras.text.mixed_paths import refuse_several
 from train.extras.tokenizers.loading import copy_tokenizer, write_tokenizer
@@ -176,25 +182,11 @@ def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
 def _split_rows(data: Labelled) -> tuple[dict[str, glue.Rows], glue.Glue]:
     """The rows of all splits, and the task."""
     if data.task == TABLE:
-        return table.read_labelled_table(table_spec(data))
+        return table.read_labelled_table(data)
     about = glue.TASKS[data.task]
     if data.source == "tfds":
         return glue.glue_of_tfds(data.task, about, data.path), about
     return glue.glue_rows(about, _task_folder(data)), about
-
-
-def table_spec(data: Labelled) -> table.Spec:
-    """The files and columns of a table."""
-    valid = None if data.valid_path is None else Path(data.valid_path).expanduser()
-    return table.Spec(
-        _task_folder(data),
-        valid,
-        data.text,
-        data.label,
-        data.labels,
-        data.number,
-        data.valid_fraction,
-    )
 
 
 def examples_of(rows: glue.Rows, data: Labelled, model: TextConfig, encoder: Encoder) -> Examples:
@@ -285,8 +277,8 @@ def _prepared(
         "name": known or _task_folder(data).name,
         "tokenizer": encoder.identity,
         "train": train.digest(),
+        "valid": hashlib.sha256(content.encode()).hexdigest(),
     }
-    identity |= {"valid": hashlib.sha256(content.encode()).hexdigest()}
     return Prepared(
         train,
         valid,

@@ -98,7 +98,7 @@ def text_corpus(
     # its training text is not used.
     key = [field, files_key(mine(train.resolve()))]
     key += [files_key(corpus_files(part.resolve(), formats)) for part in parts[1:]]
-    key += ["no validation text"] if several else []
+    key += ["no validation text"] * several
     counts = Counts()
     skipped = defaultdict(list)
     read = [mine(train), *(corpus_files(part, formats) for part in parts[1:])]
