@@ -32,6 +32,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -81,15 +82,8 @@ class Recipe:
     tau: float | None = None  # this fraction, as measured; None: the recipe has fixed fractions
 
 
-def half_deep(experiment: Experiment, tau: float) -> Method:
-    return _deepened(experiment, tau)
-
-
-def half_and_narrow(experiment: Experiment, tau: float) -> Method:
-    return _deepened(experiment, tau, narrower=2)
-
-
-def _deepened(experiment: Experiment, tau: float, narrower: int = 1) -> Method:
+def half_first(experiment: Experiment, tau: float, narrower: int = 1) -> Method:
+    """Half of the layers first, with MLPs that are narrower by a factor."""
     decay = decay_fraction(experiment)
     stable = 1 - decay - tau
     last = TrainStage(min(decay, 1 - tau), warmup=0, schedule="linear")
@@ -109,8 +103,10 @@ def deep_cycle(experiment: Experiment, tau: float) -> Method:
 
 
 RECIPES = (  # measured in docs/results/muon.md
-    Recipe("deepen", "half of the layers first", half_deep, 0.5),
-    Recipe("halves", "half of the layers and of each MLP first", half_and_narrow, 0.6),
+    Recipe("deepen", "half of the layers first", half_first, 0.5),
+    Recipe(
+        "halves", "half of the layers and of each MLP first", partial(half_first, narrower=2), 0.6
+    ),
     Recipe("vcycle", "V-cycle in depth, corrected", deep_cycle),
 )
 

@@ -122,7 +122,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "rounding": {"notes": "jaxgrow.extras.rounding"},
     "companion": {
         "lora": "jaxgrow.extras.hf_peft.companion",
-        "optimizer": "jaxgrow.extras.integrations.companion",
+        "optimizer": "jaxgrow.extras.integrations.torch_optimizer",
     },
     "generation": dict.fromkeys(("attention", "layers"), "jaxgrow.extras.models.cache"),
     "attention kernel": dict.fromkeys(("cudnn", "ring", "splash"), "jaxgrow.extras.models.kernels"),

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
 OLD = {"layers": 2, "heads": 3, "embed": 6, "mlp": 9}
-UNSHARED = {"shared": False, "relative_norm": False, "buckets": False, "distances": 6}
 
 
 def config(dtype="float64", **fields) -> DeBERTaConfig:
@@ -35,23 +34,20 @@ def inputs(**more):
 
 
 def test_axes_are_config_fields():
-    c = config(shared=False)
+    c = config()
     found = sizes(tiny.shapes(c), tiny.axes(c))
     assert found == c.sizes() == {name: getattr(c, name) for name in found}
     assert from_json(c.as_json()) == c
     axes = tiny.axes(c)
     assert axes["relative_embedding"] == ("distances", "embed.below")
-    attention = axes["blocks"]["attention"]
-    for name in ("query", "key"):
-        assert attention[f"relative_{name}"] == attention[name]
-    assert attention["key"]["kernel"] == ("layers", "embed.in", "heads", "head_dim.in")
+    key = axes["blocks"]["attention"]["key"]["kernel"]
+    assert key == ("layers", "embed.in", "heads", "head_dim.in")
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
     ({"norm": "pre", "types": 2}, "does not support norm=pre, types=2"),
-    ({"c2p": False, "p2c": False}, "needs at least one of them"),
     ({"distances": 6}, "distances is 6, but must be a multiple of 4"),
-    ({"farthest": 3}, "farthest is 3, but must be above 3 if buckets are used for distances above 2"),
+    ({"farthest": 3}, "farthest is 3, but must be above 3, because buckets are used for distances above 2"),
 ])  # fmt: skip
 def test_config_errors(wrong, message):
     with pytest.raises(ValueError, match=message):
@@ -69,11 +65,6 @@ def test_distances_above_a_quarter_share_buckets():
     np.testing.assert_array_equal(rows[511::-1] - 256, -right)
 
 
-def test_all_further_distances_share_a_row_without_buckets():
-    rows = distance_rows(config(buckets=False, distances=6))
-    assert rows.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5, 5]
-
-
 def linear(x, w):
     return np.tensordot(x, w["kernel"], 1) + w["bias"]
 
@@ -83,25 +74,16 @@ def norm(x, w, eps):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w["scale"] + w["bias"]
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, UNSHARED, {"c2p": False}, {"p2c": False, "shared": False}], ids=str
-)
-def test_scores_are_those_of_the_equation(fields):
+def test_scores_are_those_of_the_equation():
     """Compare one layer with loops over heads, queries and keys."""
-    c = config(**fields, layers=1, head="states", eps=1e-3)
+    c = config(layers=1, head="states", eps=1e-3)
     params = tiny.params(c)
     layer = jax.tree.map(lambda w: w[0], params["blocks"])
     a, rows = layer["attention"], distance_rows(c)
     x = norm(params["token_embedding"][inputs()["tokens"]], params["embedding_norm"], c.eps)
-    relative = params["relative_embedding"]
-    relative = norm(relative, params["relative_norm"], c.eps) if c.relative_norm else relative
+    relative = norm(params["relative_embedding"], params["relative_norm"], c.eps)
     q, k, v = (linear(x, a[name]) for name in ("query", "key", "value"))
-    r, s = (
-        linear(relative, a[name if c.shared else f"relative_{name}"])
-        if used
-        else np.zeros((c.distances, 3, 5))
-        for name, used in (("query", c.p2c), ("key", c.c2p))
-    )
+    r, s = (linear(relative, a[name]) for name in ("query", "key"))
     out = np.zeros_like(q)
     for b, h, i in np.ndindex(2, 3, 7):
         scores = np.zeros(7)
@@ -109,7 +91,7 @@ def test_scores_are_those_of_the_equation(fields):
             row = rows[i - j + 6]
             pairs = (q[b, i, h], k[b, j, h]), (q[b, i, h], s[row, h]), (r[row, h], k[b, j, h])
             scores[j] = sum(left @ right for left, right in pairs)
-        weights = np.exp(scores / np.sqrt(5 * (1 + c.c2p + c.p2c)))
+        weights = np.exp(scores / np.sqrt(5 * 3))
         out[b, i, h] = weights @ v[b, :, h] / weights.sum()
     y = np.tensordot(out, a["out"]["kernel"], 2) + a["out"]["bias"]
     x = norm(x + y, layer["attention_norm"], c.eps)
@@ -131,7 +113,7 @@ def test_hidden_tokens_change_nothing_at_visible_ones():
 
 
 def test_kept_tokens_keep_their_distances():
-    c = config(layers=1, head="states", buckets=False, distances=6)
+    c = config(layers=1, head="states")
     params, places = tiny.params(c), np.array([[0, 2, 6]] * 2, np.int32)
     kept = KeptTokens(places, 0, 1)
     found = c.module.apply({"params": params}, inputs(), kept_tokens=kept)
@@ -188,7 +170,11 @@ def test_the_published_config_is_the_default():
     ({"embedding_size": 128}, "embedding_size is 128, but .* if it is the hidden size, 768"),
     ({"attention_head_size": 32}, "if it is the size of the heads, 64"),
     ({"position_buckets": 255}, "distances is 510, but must be a multiple of 4"),
-    ({"pos_att_type": None}, "c2p and p2c are false"),
+    ({"pos_att_type": None}, r"pos_att_type is null, .* only with p2c\|c2p"),
+    ({"pos_att_type": ["c2p"]}, r"only with p2c\|c2p"),
+    ({"share_att_key": False}, "share_att_key is false, .* only if it is true"),
+    ({"norm_rel_ebd": "none"}, "only with layer_norm"),
+    ({"position_buckets": -1}, "position_buckets is -1, .* only with buckets"),
     ({"position_buckets": "many"}, "a value has the wrong type"),
 ], ids=str)  # fmt: skip
 def test_other_settings_are_refused(setting, message):

@@ -93,11 +93,10 @@ def test_every_matrix_product_is_counted(name):
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("c2p", [True, False])
-def test_every_matrix_product_of_deberta_is_counted(c2p):
-    c = DeBERTaConfig(**SIZES, layers=2, distances=8, farthest=64, masked=0.25, c2p=c2p)
+def test_every_matrix_product_of_deberta_is_counted():
+    c = DeBERTaConfig(**SIZES, layers=2, distances=8, farthest=64, masked=0.25)
     # The keys and queries of relative positions are computed once for the batch.
-    once = (c2p + c.p2c) * c.layers * 2 * c.distances * c.embed * c.heads * c.head_dim
+    once = 2 * c.layers * 2 * c.distances * c.embed * c.heads * c.head_dim
     assert_counted(c, once=once)
 
 

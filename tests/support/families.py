@@ -123,13 +123,6 @@ _DEBERTA = (
         pad_token_id=1,
     )
 )
-_DEBERTA_OTHER = _DEBERTA | dict(
-    share_att_key=False,
-    norm_rel_ebd="none",
-    position_buckets=-1,
-    max_relative_positions=3,
-    pos_att_type=["c2p"],
-)
 _IMAGES = dict(image_size=8, patch_size=4, num_channels=3, num_labels=5)
 _DINO = _IMAGES | dict(
     num_hidden_layers=2, hidden_size=12, num_attention_heads=2, mlp_ratio=2, use_mask_token=False
@@ -311,8 +304,7 @@ SETTINGS = {
     "DistilBertForQuestionAnswering": [_DISTIL],
     "DebertaV2ForMaskedLM": [
         _DEBERTA,
-        _DEBERTA_OTHER | {"tie_word_embeddings": False},
-        _DEBERTA_OTHER | {"pos_att_type": ["p2c"]},
+        _DEBERTA | {"tie_word_embeddings": False, "max_relative_positions": 7},
     ],
     "DebertaV2ForSequenceClassification": [_DEBERTA | {"num_labels": 3}],
     "DebertaV2ForQuestionAnswering": [_DEBERTA],

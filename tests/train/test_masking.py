@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 
 from train.common.errors import UserError
 from train.data.windows import BYTES, MaskedWindows, Vocabulary
-from train.extras.tokenizers.masking import masking_vocabulary
+from train.extras.tokenizers.special import masking_vocabulary
 
 MASK, SPECIAL = 4, frozenset({0, 1, 4})
 WORDS = Vocabulary(50, MASK, SPECIAL)

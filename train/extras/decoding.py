@@ -20,6 +20,7 @@ from jaxgrow.untrusted import UntrustedError, checked_path, file_limits, open_re
 from train.common.errors import UserError, is_full_disk
 from train.common.files import parsed_json
 
+ENDINGS = ("", ".gz", ".xz", ".zst")  # of a file that may be compressed
 _BUFFER = 1 << 17
 _DICTIONARY = 128 << 20  # bytes that any .xz file may need to be decompressed
 
@@ -59,6 +60,12 @@ def in_folder(folder: Path, file: Path) -> Path:
       UntrustedError: a link leads out of the folder.
     """
     return checked_path(folder, file.relative_to(folder).as_posix(), deep=True).path
+
+
+def stored_file(file: Path) -> Path | None:
+    """Return the file as it is or compressed; None if there is neither."""
+    files = (file.with_name(file.name + ending) for ending in ENDINGS)
+    return next((f for f in files if f.is_file()), None)
 
 
 @contextmanager

@@ -126,35 +126,55 @@ def add_show(commands: Commands) -> None:
     add_method(p, methods, layers_of_one)
     add_sizes(p)
     p.add_argument("--seed", type=int, metavar="N", help="random seed (default: 0)")
-    about = "the image file to write (.png, .svg or .pdf)"
-    p.add_argument("--out", type=Path, required=True, metavar="FILE", help=about)
+    p.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="the image file to write (.png, .svg or .pdf)",
+    )
     p.set_defaults(noise=None)
 
 
 def add_suggest(commands: Commands) -> None:
     """Add ``jaxgrow suggest``."""
     p = _add_extra(commands, "suggest", "suggest.run_suggest", "SRC")
-    about = "the growth factor, instead of new sizes; sizes that fit it are proposed"
-    p.add_argument("--to", type=growth_factor, metavar="2x", help=about)
-    about = "the number of parameters, instead of new sizes, such as 6e9; sizes within 2 %% are proposed"
-    p.add_argument("--to-params", type=parameter_count, metavar="N", help=about)
+    p.add_argument(
+        "--to",
+        type=growth_factor,
+        metavar="2x",
+        help="the growth factor, instead of new sizes; sizes that fit it are proposed",
+    )
+    p.add_argument(
+        "--to-params",
+        type=parameter_count,
+        metavar="N",
+        help="the number of parameters, instead of new sizes, such as 6e9; sizes within 2 %% are proposed",
+    )
     add_sizes(p)
-    about = "list only function-preserving methods"
-    p.add_argument("--keep-function", action="store_true", help=about)
+    p.add_argument(
+        "--keep-function", action="store_true", help="list only function-preserving methods"
+    )
 
 
 def add_prune(commands: Commands) -> None:
     """Add ``jaxgrow prune``."""
     p = _add_extra(commands, "prune", "prune.run_prune", "SRC", evaluates=True, writes=True)
     add_sizes(p)
-    about = (
-        "the new number of experts of a mixture; those are removed whose output, weighted by the "
-        "router, is smallest (REAP)"
+    p.add_argument(
+        "--experts",
+        type=int,
+        metavar="N",
+        help="the new number of experts of a mixture; those are removed whose output, weighted by the "
+        "router, is smallest (REAP)",
     )
-    p.add_argument("--experts", type=int, metavar="N", help=about)
     add_lora(p)
-    about = "the layers that stay, such as 0-3,6-11, counted from 0; nothing is measured"
-    p.add_argument("--keep", type=layers_of_one, metavar="LIST", help=about)
+    p.add_argument(
+        "--keep",
+        type=layers_of_one,
+        metavar="LIST",
+        help="the layers that stay, such as 0-3,6-11, counted from 0; nothing is measured",
+    )
     for option, kind, metavar, about in _PRUNE:
         p.add_argument(option, type=kind, metavar=metavar, help=about)
     p.add_argument("--optimizer", choices=["drop", "copy", "exact"], help=OPTIMIZER)
@@ -170,8 +190,9 @@ def add_prune(commands: Commands) -> None:
 def add_report(commands: Commands) -> None:
     """Add ``jaxgrow report``."""
     p = _add_extra(commands, "report", "report.run_report", "A", "B", evaluates=True)
-    about = f"{DATA.format('A')} (default: random inputs)"
-    p.add_argument("--data", type=Path, metavar="FILE", help=about)
+    p.add_argument(
+        "--data", type=Path, metavar="FILE", help=f"{DATA.format('A')} (default: random inputs)"
+    )
 
 
 def add_completion(commands: Commands) -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.families import bert
 from jaxgrow.checkpoints.hf.registry import register_families
-from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
+from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, norm_layouts
+from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.extras.families.encoder_tasks import pooled_head, states_head, task_families
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.typed import Json
@@ -16,13 +17,7 @@ _LAYER = {
     "attention/key": "attention.self.key_proj",
     "attention/value": "attention.self.value_proj",
 }
-_RELATIVE = {
-    "attention/relative_query": "attention.self.pos_query_proj",
-    "attention/relative_key": "attention.self.pos_key_proj",
-}
-
 _FIELDS = {key: field for key, field in bert.BERT_FIELDS.items() if key != "type_vocab_size"}
-_FIELDS["share_att_key"] = "shared"
 
 
 def _deberta_layouts(model: str, head: bert.LayoutsOf) -> bert.LayoutsOf:
@@ -40,13 +35,7 @@ def _deberta_layouts(model: str, head: bert.LayoutsOf) -> bert.LayoutsOf:
         out["relative_embedding"] = TensorLayout(
             f"{model}encoder.rel_embeddings.weight", "distances embed"
         )
-        if config.relative_norm:
-            out |= norm_layouts({"relative_norm": f"{model}encoder.LayerNorm"})
-        for path, used in zip(_RELATIVE, (config.p2c, config.c2p), strict=True):
-            if used and not config.shared:
-                module = f"{model}encoder.layer.{{layers}}.{_RELATIVE[path]}"
-                out |= linear_layouts(f"blocks/{path}", module, "(heads head_dim)")
-        return out
+        return out | norm_layouts({"relative_norm": f"{model}encoder.LayerNorm"})
 
     return names
 
@@ -55,18 +44,33 @@ def _read_deberta(hf_config: Json) -> Json:
     """Return the fields of the config that describe the relative positions.
 
     Raises:
-      ValueError: the model has no relative positions, or a size in ``hf_config`` must equal the hidden
-        size or the size of the heads, but does not.
+      ValueError: the positions are not as in the published models, or a size in ``hf_config`` must
+        equal the hidden size or the size of the heads, but does not.
     """
-    if hf_config.get("relative_attention", False) is not True:
-        raise ValueError(
-            "relative_attention is not true, but jaxgrow supports DeBERTa only with relative positions"
-        )
-    if hf_config.get("position_biased_input", True) is not False:
-        raise ValueError(
-            "position_biased_input is not false, but jaxgrow supports DeBERTa only without absolute "
-            "positions in its input"
-        )
+    kinds = hf_config.get("pos_att_type") or []
+    kinds = [k.strip() for k in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    norms = [norm.strip() for norm in hf_config.get("norm_rel_ebd", "none").lower().split("|")]
+    buckets = hf_config.get("position_buckets", -1)
+    for key, fits, form in (
+        (
+            "relative_attention",
+            hf_config.get("relative_attention") is True,
+            "with relative positions",
+        ),
+        (
+            "position_biased_input",
+            hf_config.get("position_biased_input", True) is False,
+            "without absolute positions in its input",
+        ),
+        ("share_att_key", hf_config.get("share_att_key") is True, "if it is true"),
+        ("pos_att_type", {"c2p", "p2c"} <= {*kinds}, "with p2c|c2p"),
+        ("norm_rel_ebd", "layer_norm" in norms, "with layer_norm"),
+        ("position_buckets", buckets > 0, "with buckets"),
+    ):
+        if not fits:
+            raise ValueError(
+                f"{key} is {spelt(hf_config.get(key))}, but jaxgrow supports DeBERTa only {form}"
+            )
     _check_equal(
         hf_config,
         "the hidden size",
@@ -76,21 +80,10 @@ def _read_deberta(hf_config: Json) -> Json:
     )
     size = hf_config["hidden_size"] // hf_config["num_attention_heads"]
     _check_equal(hf_config, "the size of the heads", size, "attention_head_size")
-    kinds = hf_config.get("pos_att_type") or []
-    kinds = [k.strip() for k in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     farthest = hf_config.get("max_relative_positions", -1)
     if farthest < 1:
         farthest = hf_config.get("max_position_embeddings", 512)
-    buckets = hf_config.get("position_buckets", -1)
-    norms = [norm.strip() for norm in hf_config.get("norm_rel_ebd", "none").lower().split("|")]
-    return {
-        "distances": 2 * (buckets if buckets > 0 else farthest),
-        "farthest": farthest,
-        "buckets": buckets > 0,
-        "c2p": "c2p" in kinds,
-        "p2c": "p2c" in kinds,
-        "relative_norm": "layer_norm" in norms,
-    }
+    return {"distances": 2 * buckets, "farthest": farthest}
 
 
 def _check_equal(hf_config: Json, what: str, size: int, *keys: str) -> None:
@@ -102,14 +95,14 @@ def _check_equal(hf_config: Json, what: str, size: int, *keys: str) -> None:
 
 
 def _written_deberta(config: DeBERTaConfig) -> Json:
-    kinds = {"p2c": config.p2c, "c2p": config.c2p}
     return {
         "relative_attention": True,
         "position_biased_input": False,
         "max_relative_positions": config.farthest,
-        "position_buckets": config.distances // 2 if config.buckets else -1,
-        "pos_att_type": [kind for kind, used in kinds.items() if used],
-        "norm_rel_ebd": "layer_norm" if config.relative_norm else "none",
+        "position_buckets": config.distances // 2,
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",
         "pooler_hidden_size": config.embed,
     }
 
@@ -127,7 +120,7 @@ _DEBERTA = Family(
     model_type="deberta-v2",
     config=DeBERTaConfig,
     fields=_FIELDS,
-    absent=bert.BERT_ABSENT | {"layer_norm_eps": 1e-7, "share_att_key": False},
+    absent=bert.BERT_ABSENT | {"layer_norm_eps": 1e-7},
     settings=_SETTINGS,
     fixed={"types": 0, "pooling": "gelu"},
     inferred=_read_deberta,

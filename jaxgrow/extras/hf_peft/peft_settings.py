@@ -50,7 +50,6 @@ class PeftSettings:
 
     def __init__(self, file: CheckedPath):
         self.file = file
-        self._simple: set[str] = set()
         self._found: dict[tuple[str, str], str | None] = {}
         self.about: Json = read_json(file)
         self.spellings: dict[str, str] = {}
@@ -88,15 +87,14 @@ class PeftSettings:
         self.dora = self._boolean("use_dora")
 
     def learn(self, modules: Iterable[str]) -> None:
-        """Match all expressions with all modules at once.
+        """Match all expressions with all modules at once, in a process with limited time.
 
-        A simple expression is matched here. Others may never end, so one process with limited time
-        matches them.
+        An expression may never end.
 
         Raises:
           UntrustedError: an expression takes too much time.
         """
-        patterns = {*self._ranks, *self._alphas, *self._stacks}
+        patterns = {*self._ranks, *self._alphas, *(self._stacks if self._layers else ())}
         patterns |= {p for p in (self._targets, self._excluded) if isinstance(p, re.Pattern)}
         names = dict.fromkeys(modules)
         names |= dict.fromkeys(self.spellings.get(name, "") for name in list(names))
@@ -105,13 +103,9 @@ class PeftSettings:
         file_limits().check(f"{self.file}, for all modules,", entries=each * len(names))
         wanted = [(p.pattern, name) for p in patterns for name in names]
         wanted = [pair for pair in wanted if pair not in self._found]
-        for text, name in wanted:
-            if text in self._simple:
-                self._found[text, name] = _last_group(re.match(text, name))
-        slow = [pair for pair in wanted if pair not in self._found]
-        if slow:
+        if wanted:
             what = f"{self.file}: an expression for modules"
-            self._found |= dict(zip(slow, run_limited(_MATCH, slow, what), strict=True))
+            self._found |= dict(zip(wanted, run_limited(_MATCH, wanted, what), strict=True))
 
     def _match(self, pattern: re.Pattern[str], module: str) -> str | None:
         """The last group of a match at the beginning of a name; None if there is no match."""
@@ -194,8 +188,6 @@ class PeftSettings:
 
     def _pattern(self, key: str, text: Any, before: str = "", after: str = "") -> re.Pattern[str]:
         try:
-            if text == _ANY_STACK or _SIMPLE.fullmatch(text):
-                self._simple.add(f"{before}{text}{after}")
             re.compile(text)
             # Flags have to stay at the beginning.
             flags = re.match(r"(?:\(\?[aimsux]+\))?", text)
@@ -233,8 +225,6 @@ class PeftSettings:
         return frozenset(layers)
 
 
-# Expressions that are matched in a time proportional to the square of the length of a name.
-_SIMPLE = re.compile(r"(?:\.\*)?(?:[\w-]|\\?\.)*")
 _ANY_STACK = r".*?\.[^.]*"
 _MATCH = """
 import re
@@ -242,10 +232,6 @@ def group(found):
     return None if found is None else next((g for g in reversed(found.groups()) if g), "")
 print(json.dumps([group(re.match(*pair)) for pair in request["value"]]))
 """
-
-
-def _last_group(found: re.Match[str] | None) -> str | None:
-    return None if found is None else next((g for g in reversed(found.groups()) if g), "")
 
 
 def _positive_number(file: CheckedPath, key: str, value: Any, *kinds: type) -> Any:

@@ -15,7 +15,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -30,7 +30,8 @@ from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed
 from jaxgrow.checkpoints.io.permissions import keep_private
-from jaxgrow.checkpoints.source import Grown, Leaf, Source
+from jaxgrow.checkpoints.source import Checkpoint, Grown, Leaf, Source
+from jaxgrow.checkpoints.writing import COMPANIONS, Output
 from jaxgrow.extras.integrations import torch_reader
 from jaxgrow.extras.integrations.copying import copy_tree, not_copied
 from jaxgrow.extras.integrations.torch_reader import Torch, import_module_of
@@ -552,45 +553,65 @@ def write_safetensors(
 # --- the folder of a model ---
 
 
-def write_beside(
-    model: HuggingFace, part: Path, growth: Growth, policy: Policy, optimizer: Path | None = None
-) -> list[str]:
-    """Grow the optimizer state of a model into the folder of the grown model.
+class GrownOptimizer:
+    """The optimizer state of a PyTorch run, grown by the growth of its model.
 
     Args:
-      model: the checkpoint before the growth.
-      part: the folder that holds the grown model.
-      growth: the growth between them.
-      policy: the policy, as for `grow_state`.
-      optimizer: the path of the ``optimizer.pt``, of the safetensors file, or of the distributed
-        folder; None: the one in the folder of ``model``.
-
-    Returns:
-      The names of the new files and folders.
+      source: the model before the growth.
+      growth: the growth.
+      how: the policy, as for `grow_state`, and the path of the ``optimizer.pt``, of the safetensors
+        file, or of the distributed folder; None instead of the path: it is in the folder of the
+        model.
 
     Raises:
-      CheckpointError: there is no optimizer state, or it does not fit the model.
+      CheckpointError: the model is not in a Hugging Face folder.
     """
-    grown = HuggingFace(part)
-    where = optimizer or find_optimizer(model.folder)
-    new = where.name
-    if where.suffix == ".safetensors":
-        state, content = read_safetensors(where, model)
-        state = grow_state(model, grown, state, growth, policy)
-        write_safetensors(part / new, model, state, content)
-    elif where.is_dir():
-        state, content = read_distributed(where, model)
-        state = grow_state(model, grown, state, growth, policy)
-        write_distributed(part / new, model, state, content)
-    else:
-        state, content = read_optimizer(where, model)
-        new = FILE  # the name that the Trainer looks for; Accelerate writes optimizer.bin
-        write_optimizer(part / new, grown, grow_state(model, grown, state, growth, policy), content)
-    if where.is_dir():
-        keep_private(part / new, [where])
-    else:
-        narrow_permissions(part / new, where.stat().st_mode)
-    return [new, *_copy_files(model, part)]
+
+    folders: Sequence[Path] = ()
+    notes: Sequence[str] = ()
+
+    def __init__(self, source: Checkpoint, growth: Growth, how: tuple[Policy, Path | None]):
+        if not isinstance(source, HuggingFace):
+            raise CheckpointError(
+                f"--optimizer {how[0]} grows the optimizer state of a PyTorch run, but "
+                f"{source.folder} is not a Hugging Face folder. Omit --optimizer"
+            )
+        self._source, self._growth, self._how = source, growth, how
+
+    def write(self, part: Path, model: Source | None, output: Output) -> list[str]:
+        """Grow the state into the folder of the grown model.
+
+        Returns:
+          The names of the new files and folders.
+
+        Raises:
+          CheckpointError: there is no optimizer state, or it does not fit the model.
+        """
+        policy, path = self._how
+        source, grown = self._source, HuggingFace(part)
+        where = path or find_optimizer(source.folder)
+        new = where.name
+        if where.suffix == ".safetensors":
+            state, content = read_safetensors(where, source)
+            state = grow_state(source, grown, state, self._growth, policy)
+            write_safetensors(part / new, source, state, content)
+        elif where.is_dir():
+            state, content = read_distributed(where, source)
+            state = grow_state(source, grown, state, self._growth, policy)
+            write_distributed(part / new, source, state, content)
+        else:
+            state, content = read_optimizer(where, source)
+            new = FILE  # the name that the Trainer looks for; Accelerate writes optimizer.bin
+            state = grow_state(source, grown, state, self._growth, policy)
+            write_optimizer(part / new, grown, state, content)
+        if where.is_dir():
+            keep_private(part / new, [where])
+        else:
+            narrow_permissions(part / new, where.stat().st_mode)
+        return [new, *_copy_files(source, part)]
+
+
+COMPANIONS.add("optimizer", GrownOptimizer)
 
 
 def _copy_files(model: HuggingFace, part: Path) -> list[str]:

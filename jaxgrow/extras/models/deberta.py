@@ -31,36 +31,22 @@ class DeBERTaConfig(BERTConfig):
     """Config of a DeBERTa. The defaults are DeBERTa-v3-base.
 
     Absolute positions and token types are not supported. All layers share one embedding of
-    relative positions. Each layer projects it to the keys and queries of positions. The other
-    fields are described in `jaxgrow.models.bert.BERTConfig`.
+    relative positions. Each layer projects it to the keys and queries of positions, by the kernels
+    for tokens. The other fields are described in `jaxgrow.models.bert.BERTConfig`.
     """
 
     eps: float = 1e-7
     vocab: int = 128100
     context: int = 512
     types: int = 0
-    # The rows of the relative position embedding, one for each signed distance or bucket of them.
+    # The rows of the relative position embedding. Signed distances up to a quarter of them have a row
+    # each, and larger ones share logarithmic buckets.
     distances: int = 512
     # The distance at which the last bucket begins.
     farthest: int = 512
-    # Whether distances above a quarter of ``distances`` share logarithmic buckets.
-    buckets: bool = True
-    # Whether queries of tokens score keys of positions ("content to position").
-    c2p: bool = True
-    # Whether queries of positions score keys of tokens ("position to content").
-    p2c: bool = True
-    # Whether positions and tokens share the kernels of queries and keys.
-    shared: bool = True
-    # Whether a norm follows the relative position embedding.
-    relative_norm: bool = True
     pooling: Literal["tanh", "relu", "gelu"] = dataclasses.field(default="gelu", repr=False)
 
     no_axes: ClassVar = ("context", "first_position", "farthest")
-
-    # The choices that use a field (`train.extras.effect` checks them for a training).
-    used_with = {
-        "farthest": {"buckets": (True,)},
-    }
 
     def __post_init__(self):
         super().__post_init__()
@@ -68,17 +54,12 @@ class DeBERTaConfig(BERTConfig):
         wrong = [f"{n}={getattr(self, n)}" for n, x in fixed.items() if getattr(self, n) != x]
         if wrong:
             raise ValueError(f"a DeBERTa does not support {', '.join(wrong)}")
-        if not (self.c2p or self.p2c):
-            raise ValueError("c2p and p2c are false, but a DeBERTa needs at least one of them")
-        if self.distances % (4 if self.buckets else 2):
+        if self.distances % 4:
+            raise ValueError(f"distances is {self.distances}, but must be a multiple of 4")
+        if self.farthest <= self.distances // 4 + 1 < self.context:
             raise ValueError(
-                f"distances is {self.distances}, but must be a multiple of "
-                f"{4 if self.buckets else 2}"
-            )
-        if self.buckets and self.farthest <= self.distances // 4 + 1 < self.context:
-            raise ValueError(
-                f"farthest is {self.farthest}, but must be above {self.distances // 4 + 1} if buckets are used "
-                f"for distances above {self.distances // 4}"
+                f"farthest is {self.farthest}, but must be above {self.distances // 4 + 1}, because buckets are "
+                f"used for distances above {self.distances // 4}"
             )
 
     @property
@@ -88,15 +69,15 @@ class DeBERTaConfig(BERTConfig):
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position.
 
-        Each of ``c2p`` and ``p2c`` adds ``2 P HK`` to a layer of a BERT. The keys and queries of
+        The scores with positions add ``4 P HK`` to a layer of a BERT. The keys and queries of
         relative positions are not counted: ``2 P D HK`` each, once for a batch of any size.
 
         Args:
           length: positions of a sample, T.
         """
         plain = super().cost(length)
-        each = 2 * self.distances * self.heads * self.head_dim
-        return plain._replace(layer=plain.layer + (self.c2p + self.p2c) * each)
+        both = 4 * self.distances * self.heads * self.head_dim
+        return plain._replace(layer=plain.layer + both)
 
 
 class DisentangledAttention(nn.Module):
@@ -106,9 +87,6 @@ class DisentangledAttention(nn.Module):
     relative positions:
 
     ``softmax((q_i k_j + q_i s_ij + r_ij k_j) / sqrt(3 K)) v_j``
-
-    ``c2p`` and ``p2c`` of the config switch the second and the third score on. The number under the
-    root is the number of scores times K.
 
     Attributes:
       config: the config of the model.
@@ -142,16 +120,10 @@ class DisentangledAttention(nn.Module):
         key = project("key", "heads", "head_dim" + READ)
         value = project("value", "heads", "head_dim" + VALUE)
         q_BTHK, k_BTHK, v_BTHK = project_together((query, key, value), x_BTD)
-        if not c.shared:
-            query = project("relative_query", "heads", "head_dim")
-            key = project("relative_key", "heads", "head_dim" + READ)
-        scores_BHTS = 0
-        if c.c2p:
-            scores_BHTS = _scores_at(rows_BTS, q_BTHK, key(relative_PD))
-        if c.p2c:
-            by_key_BHST = _scores_at(rows_BTS.swapaxes(1, 2), k_BTHK, query(relative_PD))
-            scores_BHTS = scores_BHTS + by_key_BHST.swapaxes(2, 3)
-        scale = (c.head_dim * (1 + c.c2p + c.p2c)) ** -0.5
+        by_query_BHTS = _scores_at(rows_BTS, q_BTHK, key(relative_PD))
+        by_key_BHST = _scores_at(rows_BTS.swapaxes(1, 2), k_BTHK, query(relative_PD))
+        scores_BHTS = by_query_BHTS + by_key_BHST.swapaxes(2, 3)
+        scale = (3 * c.head_dim) ** -0.5
         y_BTHK = attention(
             q_BTHK,
             k_BTHK,
@@ -188,9 +160,8 @@ def distance_rows(config: DeBERTaConfig) -> np.ndarray:
 
     The distances are ``1 - T, .., T - 1`` for the ``context`` T: the position of the query minus
     the position of the key. The middle row is for distance 0. Rows below it are for keys after the
-    query. With ``buckets``, distances up to a quarter of the rows have separate rows. Larger
-    distances share rows in logarithmic buckets, up to ``farthest``. In each direction, all distances
-    beyond it share one row.
+    query. Distances up to a quarter of the rows have separate rows. Larger distances share rows in
+    logarithmic buckets, up to ``farthest``. In each direction, all distances beyond it share one row.
 
     Example:
       >>> distance_rows(DeBERTaConfig(context=8, distances=8, farthest=8)).tolist()
@@ -198,14 +169,13 @@ def distance_rows(config: DeBERTaConfig) -> np.ndarray:
     """
     span = config.distances // 2
     distance = np.arange(1 - config.context, config.context)
-    if config.buckets:
-        near = span // 2
-        # The published code computes in float32, which decides at the border of two buckets.
-        far = np.maximum(np.abs(distance), near).astype(np.float32) / np.float32(near)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.log(far) / np.log(np.float32((config.farthest - 1) / near))
-            bucket = np.sign(distance) * (np.ceil(share * np.float32(near - 1)) + near)
-        distance = np.where(np.abs(distance) <= near, distance, bucket)
+    near = span // 2
+    # The published code computes in float32, which decides at the border of two buckets.
+    far = np.maximum(np.abs(distance), near).astype(np.float32) / np.float32(near)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.log(far) / np.log(np.float32((config.farthest - 1) / near))
+        bucket = np.sign(distance) * (np.ceil(share * np.float32(near - 1)) + near)
+    distance = np.where(np.abs(distance) <= near, distance, bucket)
     return np.clip(distance + span, 0, config.distances - 1).astype(np.int32)
 
 
@@ -243,8 +213,7 @@ class DeBERTa(bert.BERT):
         c = self.config
         embedding_VD = self.embedding("token_embedding", "vocab", c.vocab)
         relative_PD = self.embedding("relative_embedding", "distances", c.distances)
-        if c.relative_norm:
-            relative_PD = self.norm("relative_norm", "embed" + BELOW)(relative_PD)
+        relative_PD = self.norm("relative_norm", "embed" + BELOW)(relative_PD)
         return {
             "token_embedding": embedding_VD,
             "relative_embedding": relative_PD.astype(self.dtype),

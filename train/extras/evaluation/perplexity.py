@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
-from train.extras.decoding import in_folder, readable_file
+from train.extras.decoding import ENDINGS, in_folder, readable_file
 from train.extras.evaluation.scoring import Scorer
 from train.extras.text import formats
 
@@ -22,7 +22,6 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "ptb": ("ptb.test.txt", "ptb.valid.txt"),
     "bits_per_byte": ("*.txt",),
 }
-COMPRESSED = ("", ".gz", ".xz", ".zst")
 
 
 def is_text(name: str) -> bool:
@@ -54,7 +53,7 @@ def files_matching(folder: Path, pattern: str) -> list[Path]:
     Raises:
       UserError: one of them is a link that leads out of the folder.
     """
-    found = sorted({file for end in COMPRESSED for file in folder.glob(pattern + end)})
+    found = sorted({file for end in ENDINGS for file in folder.glob(pattern + end)})
     with readable_file(folder):
         for file in found:
             in_folder(folder, file)

@@ -19,8 +19,7 @@ from jaxgrow.models import Config
 from train.extras.pretrained import TextModel
 from train.extras.text import formats
 from train.extras.tokenizers.cutting import TextEncoder, cut_document
-from train.extras.tokenizers.masking import masking_vocabulary
-from train.extras.tokenizers.special import added_tokens
+from train.extras.tokenizers.special import added_tokens, masking_vocabulary
 from train.state.mesh import batch_devices, put, rows
 
 POSITIONS = 1 << 14  # maximum positions of a batch

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from train.common.errors import UserError
-from train.extras.decoding import read_all
+from train.extras.decoding import read_all, stored_file
 
 _NAMES = {"train": "train", "valid": "t10k"}
 _MAGIC = 8  # the third byte of a file of unsigned bytes; the fourth one is the number of axes
-_COMPRESSED = ("", ".gz", ".xz", ".zst")
 
 
 def read_idx(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -42,10 +41,8 @@ def read_idx(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _file(folder: Path, name: str) -> Path:
-    files = [folder / f"{name}{packed}" for packed in _COMPRESSED]
     # Some publications write a dot before "idx".
-    files += [folder / f"{name.replace('-idx', '.idx')}{packed}" for packed in _COMPRESSED]
-    found = next((file for file in files if file.is_file()), None)
+    found = stored_file(folder / name) or stored_file(folder / name.replace("-idx", ".idx"))
     if found is None:
         raise UserError(
             f"there is no {name} in {folder} (plain, .gz, .xz or .zst); data.path should name the "

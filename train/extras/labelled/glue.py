@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
+from train.extras.decoding import stored_file
 from train.extras.labelled.metrics import accuracy, f1_score, matthews, pearson, spearman
 from train.extras.text import formats
 from train.extras.text.tfds import prepared_dataset, tfds_split
@@ -166,7 +167,7 @@ def published_files(
     missing = f"there is no {next(iter(publications[0].values()))}"
     for files in publications:
         for folder in (path, path / title):
-            found = {split: _perhaps_compressed(folder / name) for split, name in files.items()}
+            found = {split: stored_file(folder / name) for split, name in files.items()}
             there = {split: file for split, file in found.items() if file is not None}
             if len(there) == len(files):
                 return there
@@ -178,11 +179,6 @@ def published_files(
         f"{missing} in {where}: download {title} as it was published, and name the folder of {wanted} (plain, .gz, .xz or "
         ".zst) in data.path"
     )
-
-
-def _perhaps_compressed(file: Path) -> Path | None:
-    files = (file.with_name(file.name + suffix) for suffix in ("", ".gz", ".xz", ".zst"))
-    return next((f for f in files if f.is_file()), None)
 
 
 def is_numbered(task: Glue) -> bool:

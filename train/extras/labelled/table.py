@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
-from train.extras.decoding import in_folder, json_object, readable_file
+from train.extras.decoding import ENDINGS, in_folder, json_object, readable_file, stored_file
 from train.extras.labelled.glue import Columns, Glue, Rows
 from train.extras.labelled.metrics import accuracy, macro_f1, pearson, spearman
 from train.extras.splitting import held_out_rows
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # Names of the validation split; the first one that exists is used.
 VALIDATION = ("validation", "valid", "dev", "test")
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
-_COMPRESSED = ("", ".gz", ".xz", ".zst")
 OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
 OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
 _KNOWN = ", ".join(_SUFFIXES)
@@ -74,7 +73,7 @@ def file_rows(path: Path) -> Iterator[Row]:
     if arrows := dataset_shards(path) if path.is_dir() else []:
         yield from _dataset_rows(path, arrows)
         return
-    kind = Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    kind = Path(path.stem).suffix if path.suffix in ENDINGS else path.suffix
     if path.is_dir() or kind not in _SUFFIXES:
         raise UserError(
             f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved"
@@ -223,8 +222,7 @@ def _split_files(data: "Labelled") -> dict[str, Path]:
 def _by_split(folder: Path) -> dict[str, Path]:
     names = ("train", *VALIDATION)
     files = {}
-    for name, kind, packed in product(names, _SUFFIXES, _COMPRESSED):
-        file = folder / f"{name}{kind}{packed}"
-        if file.is_file():
+    for name, kind in product(names, _SUFFIXES):
+        if file := stored_file(folder / f"{name}{kind}"):
             files[name] = file
     return files

@@ -14,13 +14,13 @@ from train.common.files import write_record
 from train.extras.bounded import BoundedTokenizer, check_tokenizer
 from train.extras.decoding import readable_file
 from train.extras.tokenizers.cutting import TextEncoder, cut_document
-from train.extras.tokenizers.masking import masking_vocabulary
 from train.extras.tokenizers.special import (
     END,
     copy_special_files,
     document_frame,
     frame_as_files_say,
     largest_vocab,
+    masking_vocabulary,
     read_as_text,
     set_up,
     special_tokens,
