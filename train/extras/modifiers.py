@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +195,7 @@ class FreezeParts(Modifier, key="freeze"):
         self.freeze.mask(phase.config.depth)
 
     def savings(self, config: Config) -> SavedFlops:
-        bottom = self.freeze.bottom(config.axes(), config.sizes())
+        bottom = self.freeze.bottom(config.axes())
         return {"frozen": bottom} if bottom else {}
 
     def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
@@ -205,14 +204,12 @@ class FreezeParts(Modifier, key="freeze"):
     def gradients(self, grads: Tree, model: TrainState, given: Tree) -> Tree:
         # Frozen parameters must not count in the norm that limits the gradients of the others.
         zeros = jax.tree.map(jnp.zeros_like, grads)
-        freeze = self.freeze
-        layers = freeze.mask(model.config.depth)
-        return hold_frozen(
-            zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below
-        )
+        layers = self.freeze.mask(model.config.depth)
+        return hold_frozen(zeros, grads, layers, model.params, model.axes, self.freeze.below)
 
     def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
-        return hold_parts(before, after, self.freeze.mask(before.config.depth), self.freeze)
+        layers = self.freeze.mask(before.config.depth)
+        return hold_parts(before, after, layers, self.freeze.below)
 
 
 # These modifiers also change the keep mask, or the samples that it belongs to.
@@ -248,7 +245,7 @@ def hold_parts(
     before: TrainState,
     after: TrainState,
     layers: jax.Array | np.ndarray,
-    freeze: Freeze,
+    below: bool = False,
 ) -> TrainState:
     """Restore frozen parameters and their optimizer state after an update.
 
@@ -256,13 +253,12 @@ def hold_parts(
       before: the model before the update.
       after: the model after the update.
       layers: whether each layer is frozen, bool [layers].
-      freeze: the other parameters that are frozen.
+      below: whether the parameters that compute the input of the layers are also frozen.
     """
     old = (before.params, before.opt)
     new = (after.params, after.opt)
-    axes = before.axes
-    params, opt = hold_frozen(old, new, layers, before.params, axes, freeze.paths, freeze.below)
+    params, opt = hold_frozen(old, new, layers, before.params, before.axes, below)
     return replace(after, params=params, opt=opt)
 
 
-HOLDING.add("layers", partial(hold_parts, freeze=Freeze(below=False)))
+HOLDING.add("layers", hold_parts)
