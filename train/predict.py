@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxgrow.checkpoints.io.files import at_step
 from jaxgrow.extras.head_labels import read_head
+from jaxgrow.typed import Json
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
@@ -51,8 +52,9 @@ def predict_labels(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     source = opened_model(run)
     texts, given = labelled_rows(file, data)
     config = source.config
-    # Names such as LABEL_0 do not count as names in `learned`, but here they are the user's own.
-    labels = read_head(source.head).labels or tuple(source.head.get("id2label", {}).values())
+    head: Json = {**source.head}
+    # Names such as LABEL_0 do not count as names in `read_head`, but here they are the user's own.
+    labels = read_head(head).labels or tuple(head.get("id2label", {}).values())
     unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxgrow.checkpoints.hf.labels import TASK
-from jaxgrow.typed import Json
 
 # `transformers` gives these names to classes without names.
 _UNNAMED = re.compile(r"LABEL_\d+")
@@ -23,7 +22,7 @@ class Head(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def read_head(settings: Json) -> Head:
+def read_head(settings: Mapping[str, object]) -> Head:
     """The head that a ``config.json`` describes.
 
     Example:

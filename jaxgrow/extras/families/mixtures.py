@@ -133,10 +133,6 @@ def _read_qwen2_moe(hf_config: Json) -> Json:
     return read_llama(hf_config, key_heads=16)
 
 
-def _written_qwen2_moe(config: LlamaConfig) -> Json:
-    return written_rope(config) | {"layer_types": ["full_attention"] * config.layers}
-
-
 QWEN3_MOE = decoder_families(
     "Qwen3Moe",
     "qwen3_moe",
@@ -160,7 +156,7 @@ QWEN2_MOE = decoder_families(
     "qwen2_moe",
     32768,
     _read_qwen2_moe,
-    _written_qwen2_moe,
+    lambda config: written_rope(config) | {"layer_types": ["full_attention"] * config.layers},
     fields={
         **_FINER,
         "moe_intermediate_size": ("mlp", 1408),

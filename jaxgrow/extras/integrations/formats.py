@@ -331,8 +331,9 @@ def solve_sizes(
         if not set(group.strip("()").split()) <= sizes.keys() or _flat_size(sizes, group) != size
     }
     if wrong:
+        sides = [f"{group} of size {size}" for group, size in wrong.items()]
         raise CheckpointError(
-            f"the checkpoint stores several axes as one: {listed(_groups_as_text(wrong))}. Their sizes "
+            f"the checkpoint stores several axes as one: {listed(sides)}. Their sizes "
             f"do not follow from {sizes}. Give the size of a head with --head-dim N"
         )
     return sizes
@@ -340,10 +341,6 @@ def solve_sizes(
 
 def _flat_size(sizes: Mapping[str, int], group: str, without: Sequence[str] = ()) -> int:
     return math.prod(sizes[n] for n in group.strip("()").split() if n not in without)
-
-
-def _groups_as_text(groups: Mapping[str, int]) -> list[str]:
-    return [f"{group} of size {size}" for group, size in groups.items()]
 
 
 def plain_path(path: str) -> str:

@@ -322,13 +322,9 @@ def find_fitting(
     return None
 
 
-def _resolved_here(experiment: Experiment, say: Callable[[str], None]) -> Experiment:
-    return resolve_auto(experiment, common_machine(), say)[0]
-
-
 def published_speed() -> float | None:
     machine = present_machine()
     return machine.chip.flops and machine.chip.flops * len(machine.devices)
 
 
-AUTOMATIC.add("memory", _resolved_here)
+AUTOMATIC.add("memory", lambda experiment, say: resolve_auto(experiment, common_machine(), say)[0])

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from train.common.fields import CHANGED
-
 
 @dataclass(frozen=True)
 class Augment:
@@ -19,17 +17,12 @@ class Augment:
     crop: Literal["none", "pad", "resized"] = "none"
     flip: bool = False  # flip left and right with probability 0.5
     randaugment: int = 0  # number of RandAugment operations; each is applied with probability 0.5
-    # Mean magnitude of these operations, from 0 to 10. The standard deviation is 0.5.
-    magnitude: float = 9.0
     erasing: float = 0.0  # probability that a rectangle is replaced by noise
     # The parameter a of Beta(a, a), from which the share of the first image is sampled; 0: no mixup
     mixup: float = 0.0
     # The same for CutMix, where the share is an area. If both are set, each has probability 0.5.
     cutmix: float = 0.0
     smoothing: float = 0.0  # label smoothing: the probability that is spread over all classes
-
-    # The choices that use a field (`train.extras.effect`).
-    used_with = {"magnitude": {"randaugment": CHANGED}}
 
     @property
     def softens(self) -> bool:
@@ -40,7 +33,6 @@ class Augment:
         for name, high in (
             ("erasing", 1),
             ("smoothing", 1),
-            ("magnitude", 10),
             ("mixup", 100),
             ("cutmix", 100),
         ):

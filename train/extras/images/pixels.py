@@ -16,6 +16,8 @@ from train.extras.images.augment import Augment
 # The values of ImageNet. Gray images are scaled to the range from -1 to 1.
 MEAN, STD = (np.array(x, np.float32) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 _CUBIC = Image.Resampling.BICUBIC
+# The mean magnitude of the operations of RandAugment, from 0 to 10. The standard deviation is 0.5.
+MAGNITUDE = 9.0
 _TRIES = 10  # attempts to sample a rectangle that fits
 Rng: TypeAlias = np.random.Generator
 Picture: TypeAlias = tuple[Image.Image, int]  # (image, class)
@@ -102,7 +104,7 @@ def changed(
     names = list(OPERATIONS)
     for i in rng.integers(len(names), size=augment.randaugment):
         if rng.random() < 0.5:
-            level = float(np.clip(rng.normal(augment.magnitude, 0.5), 0, 10)) / 10
+            level = float(np.clip(rng.normal(MAGNITUDE, 0.5), 0, 10)) / 10
             image = OPERATIONS[names[i]](image, level * (1 if rng.random() < 0.5 else -1))
     x = normalised_pixels(image, mean, std)
     return _erased(x, rng) if rng.random() < augment.erasing else x
