@@ -19,122 +19,62 @@ from train.plan.modifiers import DropLayers
 from train.store.workdir import Workdir
 
 TEXT = "abcd efgh\n" * 30
-Case = tuple[dict[str, Any], str, Callable[[Experiment, re.Match], Experiment]]
 
 
-def write(folder: Path, **files: str) -> Data:
-    """Write files of text and return them as a corpus; ``_`` in a name stands for a dot."""
-    folder.mkdir()
+def corpus(folder: Path, valid: str = "", **files: str) -> Data:
+    """Write files of text and, if given, a text that judges; ``_`` in a name stands for a dot."""
+    (folder / "corpus").mkdir()
     for name, text in files.items():
-        (folder / name.replace("_", ".")).write_text(text)
-    return Data("text", str(folder), cache=str(folder.parent / "cache"))
+        (folder / "corpus" / name.replace("_", ".")).write_text(text)
+    data = Data("text", str(folder / "corpus"), cache=str(folder / "cache"))
+    return replace(data, valid_path=lengthened(folder / "valid.txt", valid)) if valid else data
+
+
+def lengthened(file: str | Path, text: str = TEXT) -> str:
+    Path(file).write_text(text)
+    return str(file)
 
 
 def with_data(experiment: Experiment, **changes: Any) -> Experiment:
     return replace(experiment, data=replace(experiment.data, **changes))
 
 
-def own_validation(folder: Path) -> Case:
-    data = write(folder / "corpus", a_txt=TEXT)
-    (folder / "valid.txt").write_text("abc")
-
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        (folder / "valid.txt").write_text(TEXT)
-        assert said[1] == str(folder / "valid.txt")
-        return e
-
-    data = replace(data, valid_path=str(folder / "valid.txt"))
-    return {"data": data}, r"lower batch, or give more of them in data\.valid_path=(\S+)$", fixed
+def measured(batches: int) -> Scratch:
+    return Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(batches=batches))),))
 
 
-def held_out(folder: Path) -> Case:
-    data = write(folder / "corpus", **{f"a{i}_txt": TEXT for i in range(4)})
-
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        assert float(said[1]) == e.data.valid_fraction
-        return with_data(e, valid_fraction=float(said[2]))
-
-    changes = {"data": replace(data, valid_fraction=0.25), "batch": 40, "eval_batches": 1}
-    return changes, r"or raise data\.valid_fraction=(\S+) \(at most (\S+)\)$", fixed
-
-
-def held_out_as_much_as_possible(folder: Path) -> Case:
-    data = replace(write(folder / "corpus", a_txt=TEXT, b_txt=TEXT), valid_fraction=0.5)
-
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        return replace(e, batch=8)
-
-    return {"data": data, "batch": 40}, r"has \d+ .*: (lower batch), or give more data$", fixed
-
-
-def named_split(folder: Path) -> Case:
-    data = write(folder / "corpus", train_txt=TEXT, validation_txt="abc")
-
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        (folder / "corpus" / "validation.txt").write_text(TEXT)
-        return e
-
-    return {"data": data}, r"lower batch, or give more of them in the validation split", fixed
-
-
-def small_corpus(folder: Path) -> Case:
-    data = write(folder / "corpus", a_txt=TEXT)
-    (folder / "valid.txt").write_text(TEXT * 4)
-
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        return replace(e, batch=int(said[1]) // 4 * 4)
-
-    data = replace(data, valid_path=str(folder / "valid.txt"))
-    return {"data": data, "batch": 64}, r"training data has (\d+) .*: lower batch, or", fixed
+# Settings, the advice of their message, and how an experiment follows it.
+Case = tuple[Callable[[Path], dict[str, Any]], str, Callable[[Experiment, re.Match], Any]]
+CASES: dict[str, Case] = {
+    "own validation": (lambda p: {"data": corpus(p, "abc", a_txt=TEXT)},
+        r"lower batch, or give more of them in data\.valid_path=(\S+)$",
+        lambda e, said: with_data(e, valid_path=lengthened(said[1]))),
+    "held out": (lambda p: {"batch": 40, "eval_batches": 1,
+        "data": replace(corpus(p, **{f"a{i}_txt": TEXT for i in range(4)}), valid_fraction=0.25)},
+        r"or raise data\.valid_fraction=0\.25 \(at most (\S+)\)$",
+        lambda e, said: with_data(e, valid_fraction=float(said[1]))),
+    "held out as much as possible": (
+        lambda p: {"batch": 40, "data": replace(corpus(p, a_txt=TEXT, b_txt=TEXT), valid_fraction=0.5)},
+        r"has \d+ .*: lower batch, or give more data$", lambda e, said: replace(e, batch=8)),
+    "named split": (lambda p: {"data": corpus(p, train_txt=TEXT, validation_txt="abc")},
+        r"lower batch, or give more of them in the validation split",
+        lambda e, said: lengthened(f"{e.data.path}/validation.txt") and e),
+    "small corpus": (lambda p: {"batch": 64, "data": corpus(p, TEXT * 4, a_txt=TEXT)},
+        r"training data has (\d+) .*: lower batch, or", lambda e, said: replace(e, batch=int(said[1]) // 4 * 4)),
+    "micro-batches": (lambda p: {"accumulate": 4}, r"a multiple of 16, or a smaller accumulate, such as (\d+)$",
+        lambda e, said: replace(e, accumulate=int(said[1]))),
+    "larger batch": (lambda p: {"batch": 6}, r"a multiple of (\d+)$", lambda e, said: replace(e, batch=int(said[1]))),
+    "measurement": (lambda p: {"method": measured(64)},
+        r"lower eval_batches or the batches of the measurement, or raise .* \(at most (\S+)\)$",
+        lambda e, said: with_data(replace(e, method=measured(2)), valid_fraction=float(said[1]))),
+    "empty validation": (lambda p: {"data": corpus(p, a_txt=TEXT)}, r"give more text, or set data\.valid_path$",
+        lambda e, said: with_data(e, valid_path=lengthened(f"{e.data.path}.valid.txt"))),
+}  # fmt: skip
 
 
-def micro_batches(folder: Path) -> Case:
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        assert int(said[1]) == 16
-        return replace(e, accumulate=int(said[2]))
-
-    return {"accumulate": 4}, r"a multiple of (\d+), or a smaller accumulate, such as (\d+)$", fixed
-
-
-def larger_batch(folder: Path) -> Case:
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        return replace(e, batch=int(said[1]))
-
-    return {"batch": 6}, r"a multiple of (\d+)$", fixed
-
-
-def measurement(folder: Path) -> Case:
-    drop = LayerDrop(sensitivity=Sensitivity(batches=64))
-
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        few = DropLayers(replace(drop, sensitivity=Sensitivity(batches=2)))
-        return with_data(replace(e, method=Scratch((few,))), valid_fraction=float(said[1]))
-
-    changes = {"method": Scratch((DropLayers(drop),))}
-    says = r"lower eval_batches or the batches of the measurement, or raise .* \(at most (\S+)\)$"
-    return changes, says, fixed
-
-
-def empty_validation(folder: Path) -> Case:
-    data = write(folder / "corpus", a_txt=TEXT)
-    (folder / "valid.txt").write_text(TEXT)
-
-    def fixed(e: Experiment, said: re.Match) -> Experiment:
-        return with_data(e, valid_path=str(folder / "valid.txt"))
-
-    return {"data": data}, r"give more text, or set data\.valid_path$", fixed
-
-
-CASES = [
-    own_validation, held_out, held_out_as_much_as_possible, named_split, small_corpus,
-    micro_batches, larger_batch, measurement, empty_validation,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
-def test_a_run_that_follows_the_advice_succeeds(tmp_path, case):
-    changes, says, fixed = case(tmp_path)
-    experiment = runs.experiment(tmp_path / "own", steps=2, **changes)
+@pytest.mark.parametrize(("settings", "says", "fixed"), CASES.values(), ids=CASES)
+def test_a_run_that_follows_the_advice_succeeds(tmp_path, settings, says, fixed):
+    experiment = runs.experiment(tmp_path / "own", steps=2, **settings(tmp_path))
     with pytest.raises(UserError) as error:
         pretrain.run_experiment(experiment, tmp_path / "run")
     said = re.search(says, str(error.value))

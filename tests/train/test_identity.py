@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models
 
 from train import pretrain
 from train.common.errors import UserError
+from train.data.text import Data
 
 
 def write(path: Path, offset: int = 0) -> str:
@@ -48,48 +49,35 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
-def reverse_lines(data, tmp_path):
-    file = Path(data.path) / "0.txt"
-    file.write_text(file.read_text()[::-1])
-    return {}
+def texts(data: Data) -> list[str]:
+    return [Path(f"{data.path}/{i}.txt").read_text() for i in range(8)]
 
 
-def add_a_file(data, tmp_path):
-    (Path(data.path) / "8.txt").write_text("another")
-    return {}
+def written(data: Data, new: dict[int, str]) -> Data:
+    for i, text in new.items():
+        Path(f"{data.path}/{i}.txt").write_text(text)
+    return data
 
 
-def swap_two(data, tmp_path):
-    one, two = Path(data.path) / "0.txt", Path(data.path) / "1.txt"
-    one.rename(tmp_path / "x")
-    two.rename(one)
-    (tmp_path / "x").rename(two)
-    return {}
+CHANGES = {
+    "a file": lambda data, p: written(data, {0: texts(data)[0][::-1]}),
+    "one more file": lambda data, p: written(data, {8: "another"}),
+    "two files that are swapped": lambda data, p: written(
+        data, dict(enumerate(texts(data)[1::-1]))
+    ),
+    "the held-out part": lambda data, p: written(data, {3: "a" * 300}),
+    "the tokenizer": lambda data, p: replace(data, tokenizer=write(p / "other.json", offset=1)),
+    "another corpus": lambda data, p: written(
+        replace(data, path=str(shutil.copytree(data.path, p / "other"))), {0: "another"}
+    ),
+}
 
 
-def change_the_held_out(data, tmp_path):
-    (Path(data.path) / "3.txt").write_text("a" * 300)
-    return {}
-
-
-def another_tokenizer(data, tmp_path):
-    return {"tokenizer": write(tmp_path / "other.json", offset=1)}
-
-
-def another_corpus(data, tmp_path):
-    shutil.copytree(data.path, tmp_path / "other")
-    (tmp_path / "other" / "0.txt").write_text("another")
-    return {"path": str(tmp_path / "other")}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [reverse_lines, add_a_file, swap_two, change_the_held_out, another_tokenizer, another_corpus],
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_other_data_are_refused_and_both_named(run, tmp_path, change):
     experiment, folder = run
     began = json.loads((folder / "config.json").read_text())["corpus"]
-    data = replace(experiment.data, **change(experiment.data, tmp_path))
+    data = change(experiment.data, tmp_path)
     here = data.identity(runs.MODEL)
     before = contents(folder)
     with pytest.raises(
@@ -123,6 +111,6 @@ def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
     assert result["steps"] == 8
     again = replace(moved, path=str(shutil.copytree(elsewhere, tmp_path / "again")))
     assert pretrain.run_experiment(replace(experiment, data=again), folder) == result
-    reverse_lines(again, tmp_path)
+    written(again, {0: texts(again)[0][::-1]})
     with pytest.raises(UserError, match="was started with other data"):
         pretrain.run_experiment(replace(experiment, data=again), folder)
