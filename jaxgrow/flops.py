@@ -9,57 +9,21 @@ compiled step.
 
 import itertools
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from jaxgrow.axes.names import (
-    LAYERS,
     Axes,
-    Names,
     Params,
-    axis_of,
-    is_names,
     leaves,
-    path,
-    reads_axis,
-    role_of,
 )
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import products
 from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models.config import Config, Cost
-
-
-class Tuning(Protocol):
-    """An adapter that is trained instead of all parameters below the head.
-
-    Examples are `jaxgrow.models.Adapter` and `jaxgrow.extras.peft.lora.LoRA`.
-    """
-
-    def adapted(self, config: Config) -> Config:
-        """Return the config of the model with the adapter."""
-        ...
-
-    def sizes(self) -> dict[str, int]:
-        """Return the sizes of the adapter's own axes."""
-        ...
-
-    def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Divide the kernels of the layers by what their training costs.
-
-        Args:
-          axes: the axis names of the model with the adapter.
-
-        Returns:
-          ``(axis names of the frozen kernels, axis names of the adapter's kernels that are not in
-          the config's cost)``.
-        """
-        ...
 
 
 def forward_flops(
@@ -93,7 +57,7 @@ def forward_flops(
       >>> forward_flops(GPT2Config(), tokens=1024) / 1e9
       274.81079808
     """
-    cost = _layer_cost(config, length or config.length, at_once)
+    cost = layer_cost(config, length or config.length, at_once)
     return float(tokens) * (
         (config.depth if layers is None else layers) * cost.layer + cost.outside
     )
@@ -123,7 +87,6 @@ def train_flops(
     *,
     frozen: int = 0,
     drop: TokenDrop | None = None,
-    adapter: Tuning | None = None,
     at_once: int | None = None,
 ) -> float:
     """Return the FLOPs of a training step. The backward pass costs two forward passes.
@@ -131,10 +94,6 @@ def train_flops(
     Recomputation by remat is not counted. The gradient of the model's input is not needed and not
     counted. Frozen layers at the bottom, and the embeddings below them, have no backward pass. In
     this case, a tied embedding also has no gradient as the kernel of the head.
-
-    With an adapter, the kernels of the layers and a tied embedding have no gradient, so their
-    products cost two thirds. Products of attention and of a new head cost the same as without an
-    adapter. The adapter's own products cost three forward passes.
 
     Args:
       config: config of the model.
@@ -144,16 +103,10 @@ def train_flops(
         None: all layers.
       frozen: number of frozen layers at the bottom.
       drop: which tokens bypass which layers; None: none.
-      adapter: the adapter that is trained instead of all parameters below the head; None: all
-        parameters are trained.
       at_once: number of positions that a device computes at once, as in `forward_flops`.
 
     Returns:
       Floating-point operations.
-
-    Raises:
-      ValueError: an adapter is combined with frozen layers or token dropping, or the model has
-        stages.
 
     Example:
       >>> from jaxgrow.models import GPT2Config
@@ -161,21 +114,12 @@ def train_flops(
       3.0
     """
     length = length or config.length
-    if adapter is not None:
-        config = adapter.adapted(config)
-    cost = _layer_cost(config, length, at_once)
+    cost = layer_cost(config, length, at_once)
     total = 3 * forward_flops(config, tokens, length, layers, at_once=at_once) - tokens * cost.first
     if frozen:
         total -= tokens * cost.spared(frozen)
     if drop is not None:
         total -= _skipped(config, tokens, length, drop, frozen, at_once)
-    if adapter is not None:
-        if frozen or drop is not None:
-            raise ValueError(
-                "an adapter cannot be combined with frozen layers or token dropping: leave out "
-                "frozen and drop"
-            )
-        total += tokens * _adapter_flops(config, cost, adapter, layers, at_once)
     return total
 
 
@@ -186,37 +130,13 @@ def _skipped(
     begin, end = drop.middle(config.depth)
     kept = drop.kept(length)
     kept_at_once = None if at_once is None else at_once * kept // length
-    layer = _layer_cost(config, length, at_once).layer
-    shorter = _layer_cost(config, kept, kept_at_once).layer
+    layer = layer_cost(config, length, at_once).layer
+    shorter = layer_cost(config, kept, kept_at_once).layer
     saved = tokens * (layer - kept / length * shorter)
     return saved * (3 * (end - begin) - 2 * max(0, min(frozen, end) - begin))
 
 
-def _adapter_flops(
-    config: Config,
-    cost: Cost,
-    adapter: Tuning,
-    layers: float | None,
-    at_once: int | None,
-) -> float:
-    """Return the FLOPs per position that training an adapter adds to a step of full training.
-
-    The result is negative if the adapter costs less than the gradients of the frozen kernels, which
-    are not computed.
-    """
-    if len(config.depths) > 1:
-        raise ValueError(
-            f"a {type(config).__name__} has stages with different numbers of positions, for "
-            "which the cost of adapters is not implemented: leave out adapter"
-        )
-    depth = {LAYERS: config.depth if layers is None else layers}
-    sizes = {**config.sizes(), **adapter.sizes(), **depth}
-    active = {**config.active_sizes(at_once), **depth}
-    frozen, added = (_kernels(axes, sizes, active) for axes in adapter.kernels(config.axes()))
-    return 3 * added - frozen - cost.first - cost.embedding
-
-
-def _layer_cost(config: Config, length: int, at_once: int | None) -> Cost:
+def layer_cost(config: Config, length: int, at_once: int | None) -> Cost:
     """Return the family's cost, with the costs of its adapters and of rows without a token."""
     cost = config.cost(length)
     return cost._replace(layer=cost.layer + _adapter_cost(config) + config.empty(at_once))
@@ -224,22 +144,6 @@ def _layer_cost(config: Config, length: int, at_once: int | None) -> Cost:
 
 def _adapter_cost(config: Config) -> float:
     return config.adapter.cost(config.embed) if config.adapter else 0.0
-
-
-def _kernels(axes: Axes, sizes: Mapping[str, float], each: Mapping[str, float]) -> float:
-    """Return the FLOPs per position of the products with all kernels.
-
-    ``each`` has the number of active kernels for the axes along which kernels are stacked.
-    """
-    every = jax.tree_util.tree_leaves_with_path(axes, is_leaf=is_names)
-
-    def cost(names: Names) -> float:
-        first = next((i for i, n in enumerate(names) if reads_axis(n)), 0)
-        return 2 * math.prod(
-            (each if i < first else sizes)[axis_of(n)] for i, n in enumerate(names)
-        )
-
-    return float(sum(cost(names) for p, names in every if role_of(path(p), names) == "kernel"))
 
 
 def growth_flops(growth: maps.Growth, params: Params, axes: Axes) -> float:

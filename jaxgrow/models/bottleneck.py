@@ -72,7 +72,7 @@ class Adapter:
         return replace(config, adapter=self)
 
     def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Return the frozen kernels of the layers, for `jaxgrow.flops.train_flops`."""
+        """Return the frozen kernels of the layers, for the FLOPs of its training."""
         blocks = axes["blocks"]
         return {name: own for name, own in blocks.items() if not name.endswith(ADAPTER)}, {}
 

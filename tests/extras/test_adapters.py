@@ -20,6 +20,7 @@ from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.checkpoints.hf import storage
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.extras.peft import adapters
+from jaxgrow.extras.peft.adapter_flops import adapter_train_flops
 from jaxgrow.growth.maps import new_sizes, tile
 from jaxgrow.models import Adapter, BERTConfig, GPT2Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import hypercloning, lemon, ligo, llama_pro, stack, staged
@@ -283,10 +284,10 @@ def test_every_matrix_product_of_their_training_is_counted(family, adapter):
     arguments = own, head, still, jax.ShapeDtypeStruct((2, 8), np.int32)
     assert products(jax.make_jaxpr(logits)(*arguments).jaxpr) == flops.forward_flops(config, 16)
     counted = products(jax.make_jaxpr(jax.value_and_grad(logits, (0, 1)))(*arguments).jaxpr)
-    assert counted == flops.train_flops(plain, 16, adapter=adapter)
+    assert counted == adapter_train_flops(adapter, plain, 16)
     assert counted < flops.train_flops(config, 16)
     with pytest.raises(ValueError, match="cannot be combined with frozen layers"):
-        flops.train_flops(plain, 16, adapter=adapter, frozen=1)
+        adapter_train_flops(adapter, plain, 16, frozen=1)
 
 
 # --- errors ---

@@ -17,6 +17,7 @@ from jaxgrow import flops, grow
 from jaxgrow.checkpoints import load, orbax
 from jaxgrow.extras.freeze import Freeze
 from jaxgrow.extras.peft import adapters, lora
+from jaxgrow.extras.peft.adapter_flops import adapter_train_flops
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter
@@ -94,7 +95,7 @@ def test_only_the_lora_and_the_head_have_gradients_and_moments(home):
 def test_its_steps_cost_what_their_products_do(home):
     experiment = few(home)
     phase = next(p for p in experiment.plan if isinstance(p, Adapt))
-    each = flops.train_flops(phase.config, 16 * 14, 14, adapter=OWN)
+    each = adapter_train_flops(OWN, phase.config, 16 * 14, 14)
     assert phase.cost(16) == pytest.approx(experiment.steps * each)
 
 
@@ -165,9 +166,7 @@ def test_only_adapter_and_head_have_gradients_and_moments(home):
     assert {*model.params["blocks"]} == {"mlp_adapter"}
     assert model.params["blocks"].keys() == model.opt[1].mu["blocks"].keys()
     config = phase.config
-    assert phase.cost(16) == pytest.approx(
-        4 * flops.train_flops(config, 16 * 14, 14, adapter=BOTTLENECK)
-    )
+    assert phase.cost(16) == pytest.approx(4 * adapter_train_flops(BOTTLENECK, config, 16 * 14, 14))
     assert phase.cost(16) < 4 * flops.train_flops(replace(config, adapter=BOTTLENECK), 16 * 14, 14)
 
 

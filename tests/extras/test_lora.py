@@ -19,6 +19,7 @@ from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.hf_peft import PeftAdapter
 from jaxgrow.extras.peft import lora
+from jaxgrow.extras.peft.adapter_flops import adapter_train_flops
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.maps import AxisMap, tile
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig
@@ -241,10 +242,10 @@ def test_every_matrix_product_of_its_training_is_counted(family):
 
     arguments = ({"classifier": params["classifier"]}, fresh), params, tokens
     counted = products(jax.make_jaxpr(jax.value_and_grad(loss))(*arguments).jaxpr)
-    assert flops.train_flops(config, 16, adapter=EVERY, at_once=16) == counted
+    assert adapter_train_flops(EVERY, config, 16, at_once=16) == counted
     assert counted < flops.train_flops(config, 16) + 3 * flops.forward_flops(config, 16)
     with pytest.raises(ValueError, match="cannot be combined with frozen layers"):
-        flops.train_flops(config, 16, adapter=EVERY, frozen=1)
+        adapter_train_flops(EVERY, config, 16, frozen=1)
 
 
 # --- the PEFT layout ---

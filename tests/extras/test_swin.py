@@ -19,6 +19,7 @@ from jaxgrow import flops, sizes
 from jaxgrow.axes import stages
 from jaxgrow.extras.freeze import Freeze, hold_frozen
 from jaxgrow.extras.models.swin import SwinConfig
+from jaxgrow.extras.peft.adapter_flops import adapter_train_flops
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models import Adapter, from_json
@@ -290,7 +291,7 @@ def test_modules_between_stages_freeze_with_the_next_layer():
 def test_what_adapters_cost_is_not_known():
     message = "a SwinConfig has stages with different numbers of positions"
     with pytest.raises(ValueError, match=message):
-        flops.train_flops(config(), 64, adapter=LoRA())
+        adapter_train_flops(LoRA(), config(), 64)
 
 
 def test_tokens_are_not_dropped():

@@ -13,9 +13,10 @@ import jax
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxgrow import flops, typed
+from jaxgrow import typed
 from jaxgrow.axes import Axes, Params, Tree
 from jaxgrow.extras.peft import adapters, lora
+from jaxgrow.extras.peft.adapter_flops import adapter_train_flops
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.models import Adapter, Config, from_json
 from jaxgrow.optim import muon
@@ -128,12 +129,12 @@ class Adapt(Train):
         return muon.muon_flops(BesideAdapters(self.adapter).axes(self.config), self.config.sizes())
 
     def flops(self, tokens: int, layers: float | None = None, at_once: int | None = None) -> float:
-        return flops.train_flops(
+        return adapter_train_flops(
+            self.adapter,
             self.config,
             tokens,
             self.window,
             layers,
-            adapter=self.adapter,
             at_once=at_once,
             **self._savings,
         )

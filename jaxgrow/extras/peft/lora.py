@@ -87,7 +87,7 @@ class LoRA:
         return {RANK: self.rank}
 
     def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Return the frozen kernels and those of the LoRA, for `jaxgrow.flops.train_flops`."""
+        """Return the frozen kernels and those of the LoRA, for `adapter_train_flops`."""
         return axes["blocks"], lora_axes(self, axes)
 
     def resized(self, growth: Growth) -> "LoRA":
