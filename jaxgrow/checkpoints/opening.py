@@ -1,6 +1,7 @@
 """How is a checkpoint on disk opened as a `Source`, or loaded?"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, at_step, insid
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.models import Config
 from jaxgrow.registry import Registry
-from jaxgrow.untrusted import checked_path, one_line
+from jaxgrow.untrusted import one_line
 
 
 class RunFormat(Protocol):
@@ -28,6 +29,8 @@ class RunFormat(Protocol):
 
 
 UNFINISHED: Registry[RunFormat] = Registry("run checkpoint")
+#: "snapshot" finds the snapshot to read in the folder of a model in the cache of Hugging Face.
+LOCATIONS: Registry[Callable[[Path], Path]] = Registry("location of a model")
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -50,7 +53,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
       CheckpointError: the folder does not exist, is damaged, or has a model that is not supported.
     """
     folder, step = at_step(Path(folder).expanduser())
-    folder = _snapshot(folder)
+    folder = LOCATIONS["snapshot"](folder)
     if not folder.is_dir():
         raise CheckpointError(
             f"there is no folder {folder}. jaxgrow reads models from disk and does not download them"
@@ -86,33 +89,6 @@ def _is_huggingface(folder: Path) -> bool:
     except CheckpointError:
         return True
     return not {"architectures", "model_type"}.isdisjoint(about)
-
-
-def _snapshot(folder: Path) -> Path:
-    """Find the snapshot to read in a folder ``models--org--name`` of the cache of Hugging Face.
-
-    It is the revision that was downloaded last as ``main``, or the only snapshot. Any other folder
-    is returned unchanged.
-
-    Raises:
-      CheckpointError: there are several snapshots, and ``main`` is not one of them.
-      UntrustedError: the snapshot is a link that leads out of the folder.
-    """
-    if not folder.name.startswith("models--") or not (folder / "snapshots").is_dir():
-        return folder
-    main = folder / "refs" / "main"
-    found = sorted(f for f in (folder / "snapshots").iterdir() if f.is_dir())
-    if main.is_file():
-        with checked_path(folder, "refs/main", deep=True).open() as file:
-            name = file.read(1000).decode(errors="replace").strip()
-        found = [f for f in found if f.name == name] or found
-    if len(found) != 1:
-        names = ", ".join(f.name for f in found) or "none"
-        raise CheckpointError(
-            f"{folder} has these snapshots: {names}. Give the path of one of them, {folder.name}/snapshots/HASH"
-        )
-    checked_path(folder, f"snapshots/{found[0].name}", deep=True)
-    return found[0]
 
 
 def load(folder: str | Path, mesh: Mesh | None = None) -> tuple[Config, Params]:

@@ -97,6 +97,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "card of a changed model": {"transformers": "jaxgrow.extras.commands.card"},
     "operator function": dict.fromkeys(_OPERATORS, "jaxgrow.extras.operators"),
     "note on groups": dict.fromkeys(("odd", "key heads"), "jaxgrow.extras.commands.group_notes"),
+    "location of a model": {"snapshot": "jaxgrow.extras.hub_cache"},
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
     "conversion": {"colours": "jaxgrow.extras.gray_images", "noise": "jaxgrow.extras.noisy"},
     "stored experts": {"fused": "jaxgrow.extras.families.fused_experts"},

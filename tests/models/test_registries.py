@@ -37,6 +37,7 @@ REGISTRIES = {
     "lengths": "train.analysis.comparing:LENGTHS",
     "listing": "train.arguments:LISTINGS",
     "memory check": "train.run.trainer:MEMORY_CHECKS",
+    "location of a model": "jaxgrow.checkpoints.opening:LOCATIONS",
     "merge": "jaxgrow.cli.v_cycle_commands:MERGES",
     "method": "train.plan.methods:METHODS",
     "mixture of experts": "jaxgrow.models.llama:MIXTURES",

@@ -535,7 +535,7 @@ _CALLER = "it gets a checked path; its callers are attacked"
 ROWS: dict[str, Row] = {
     "jaxgrow/checkpoints/writing.py::_history": attacked("record"),
     "jaxgrow/checkpoints/opening.py::_is_huggingface": attacked("config"),
-    "jaxgrow/checkpoints/opening.py::_snapshot": attacked("snapshot"),
+    "jaxgrow/extras/hub_cache.py::find_snapshot": attacked("snapshot"),
     "jaxgrow/checkpoints/writing.py::write": attacked("tokenizer beside", "template", "tokenizer of a run"),
     "jaxgrow/extras/hf_peft/reading.py::read_peft": attacked("LoRA config", "LoRA weights"),
     "jaxgrow/extras/hf_peft/peft_settings.py::PeftSettings.__init__": attacked("LoRA config"),
