@@ -73,6 +73,8 @@ class Orbax(Loaded, Checkpoint):
       CheckpointError: the folder is damaged, or the parameters do not fit the config.
     """
 
+    stored_in = PARAMS
+
     def __init__(self, folder: Path):
         self.folder = folder
         # Orbax logs the tracebacks of errors that it also raises.
@@ -195,9 +197,6 @@ class Orbax(Loaded, Checkpoint):
             digest.update(f"{path} {leaf.dtype} {leaf.shape}\n".encode())
             digest.update(numbers[:2048].tobytes() + numbers[-2048:].tobytes())
         return digest.hexdigest()
-
-    def place(self, path: str) -> str:
-        return PARAMS
 
 
 def checked_files(folder: Path, home: Path) -> int:

@@ -183,6 +183,8 @@ class Checkpoint(Source):
     hf_config: Json | None
     # Whether the folder is that of a run.
     of_run: bool = False
+    # Where the folder of a run, or an Orbax folder, has the parameters.
+    stored_in: str = ""
     # The folder of the files that are copied with the model, such as a tokenizer.
     files_beside: Path | None = None
     # Entries of ``config.json`` about these files, and about task and labels of the head
@@ -202,10 +204,6 @@ class Checkpoint(Source):
         tensor. It is cheap to compute, and it changes with any training. An edit in the middle of a
         tensor does not change it.
         """
-        raise NotImplementedError
-
-    def place(self, path: str) -> str:
-        """Describe for a reader where a leaf is stored."""
         raise NotImplementedError
 
 
@@ -282,12 +280,9 @@ class Grown(Source):
             shape = tuple(sizes[axis_of(n)] for n in leaf.names)
             self.leaves[path] = Leaf(leaf.names, shape, leaf.dtype)
 
-    def _terms(self, path: str, names: Names) -> Sequence[Term]:
-        return terms(self._growth, path, names)
-
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         names = self._names[path]
-        found = self._terms(path, names)
+        found = terms(self._growth, path, names)
         if layer is None:
             return np.asarray(grow_leaf(found, names, self.source.read(path)))
         needed, found = _one_layer(found, _layers_key(names), layer)
@@ -299,7 +294,7 @@ class Grown(Source):
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         names = self._names[path]
-        found = self._terms(path, names)
+        found = terms(self._growth, path, names)
         mine = {axis_of(n) for n in names}
         keys = itertools.chain.from_iterable(found)
         touching = [key for key in keys if mine.intersection(key)]

@@ -3,23 +3,25 @@
 import argparse
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from jaxgrow import operators
 from jaxgrow.axes import axis_kind
 from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.methods import OPTIMIZER_POLICIES
-from jaxgrow.cli.new_sizes import given_sizes, target_sizes
+from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.other_formats import format_of
 from jaxgrow.cli.writing import transform_model
 from jaxgrow.growth.maps import Growth
-from jaxgrow.models.stack import Loop
 from jaxgrow.registry import Registry
 from jaxgrow.typed import Json
 
 # Methods that need more than a growth: functions that run the command.
 GROWING: Registry[Callable[[argparse.Namespace], None]] = Registry("growing method")
+# Methods that do not take new sizes: functions that return the growth, as `growth_of`.
+GROWTHS: Registry[Callable[[argparse.Namespace, Source], tuple[Growth, Json]]] = Registry(
+    "growth without sizes"
+)
 
 
 def run_grow(a: argparse.Namespace) -> None:
@@ -59,22 +61,12 @@ def refuse_lost_state(a: argparse.Namespace) -> None:
 
 def growth_of(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:
     """The growth that ``--method`` and the sizes define, and the arguments for its record."""
-    if a.method == "loop":
-        return _growth_of_loop(a, source)
+    if a.method in GROWTHS:
+        return GROWTHS[a.method](a, source)
     refuse_options(a, f"{a.method} makes no loop", "loop")
     target = target_sizes(a, source)
     growth, taken = growth_by_method(a, source.sizes(), target, source.config.traits)
     return growth, {"method": a.method, "target": target, **taken}
-
-
-def _growth_of_loop(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:
-    """The growth to a model without a loop whose layers are the passes of ``--loop``."""
-    if a.loop is None:
-        raise UsageError("loop requires the layers that run again, such as --loop 4-7x2")
-    with errors_with_options():
-        operators.loop(source.sizes(), given_sizes(a))
-        passes = replace(source.config, loop=Loop(*a.loop)).traits["passes"]
-        return operators.unloop(source.sizes(), {}, passes), {"method": a.method, "passes": passes}
 
 
 def growth_by_method(

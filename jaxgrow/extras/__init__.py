@@ -94,12 +94,13 @@ EXTRAS: dict[str, dict[str, str]] = {
             ("upcycle", "expert_copies", "virtual_groups"), "jaxgrow.extras.commands.grow_experts"
         ),
     },
+    "growth without sizes": {"loop": "jaxgrow.extras.commands.loop"},
     "card of a changed model": {"transformers": "jaxgrow.extras.commands.card"},
     "operator function": dict.fromkeys(_OPERATORS, "jaxgrow.extras.operators"),
     "note on groups": dict.fromkeys(("odd", "key heads"), "jaxgrow.extras.commands.group_notes"),
     "location of a model": {"snapshot": "jaxgrow.extras.hub_cache"},
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
-    "conversion": {"colours": "jaxgrow.extras.gray_images", "noise": "jaxgrow.extras.noisy"},
+    "conversion": dict.fromkeys(("colours", "noise"), "jaxgrow.extras.changed_models"),
     "stored experts": {"fused": "jaxgrow.extras.families.fused_experts"},
     "adapter": {"lora": "jaxgrow.extras.hf_peft.alone"},
     "diagnosis": {

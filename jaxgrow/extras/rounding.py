@@ -1,13 +1,15 @@
 """How does half precision round the result of a growth that preserves the function?"""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.axes.names import Names, axis_of
 from jaxgrow.checkpoints.hf import storage
-from jaxgrow.checkpoints.hf.storage import HuggingFace, StoredForm
+from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed
 from jaxgrow.checkpoints.source import Checkpoint, Source
 from jaxgrow.checkpoints.writing import Output
@@ -16,6 +18,14 @@ from jaxgrow.growth.maps import Growth, terms
 from jaxgrow.growth.matrices import SparseMap
 
 _WAY_OUT = "`jaxgrow report` measures the difference; --dtype float32 avoids it"
+
+
+class StoredForm(NamedTuple):
+    """How the values of a leaf are stored: ``times * leaf + plus``, in ``dtype``."""
+
+    times: float
+    plus: float
+    dtype: np.dtype
 
 
 def rounding_notes(
@@ -38,10 +48,10 @@ def rounding_notes(
         return [f"every parameter is rounded to {new}; {_WAY_OUT}"]
     before = _plain_forms(source)
     if isinstance(source, HuggingFace):
-        before = storage.tensor_forms(source, source.family)
+        before = _tensor_forms(source, source.family)
     after = _plain_forms(model)
     if output.is_hf([source]):
-        after = storage.tensor_forms(model, storage.family_for(model.config, source.hf_config)[0])
+        after = _tensor_forms(model, storage.family_for(model.config, source.hf_config)[0])
     half = {path: form for path, form in after.items() if form.dtype.itemsize < 4}
     weights = {path: list(_weights(growth, path, model.leaves[path].names)) for path in half}
     by_growth = [path for path in half if noise or not all(map(_is_exact, weights[path]))]
@@ -61,6 +71,13 @@ def rounding_notes(
             f"such parameters scaled by a factor of the hidden size, or minus one; {_WAY_OUT}"
         ]
     return notes
+
+
+def _tensor_forms(source: Source, family: Family) -> dict[str, StoredForm]:
+    """Return how an architecture stores the leaves of a model, by path."""
+    names = family.names(source.config)
+    dtypes = storage.tensor_dtypes(source, names)
+    return {p: StoredForm(place.times, place.plus, dtypes[p]) for p, place in names.items()}
 
 
 def _plain_forms(source: Source) -> dict[str, StoredForm]:

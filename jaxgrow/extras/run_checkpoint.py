@@ -49,6 +49,7 @@ class RunCheckpoint(Orbax):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._handed_over()
         self._at = _intact_checkpoint(folder, step)
+        self.stored_in = f"{CHECKPOINTS}/{self._at.name}"
         stored = checked_files(self._at, folder)
         with self._reading():
             metadata: Tree = ocp.checkpointables_metadata(str(self._at))
@@ -81,9 +82,6 @@ class RunCheckpoint(Orbax):
                 str(self._at), {"models": {self._name: {"params": like}}}
             )
         return found["models"][self._name]["params"]
-
-    def place(self, path: str) -> str:
-        return f"checkpoints/{self._at.name}"
 
 
 def _saved_checkpoints(folder: Path) -> list[Path]:

@@ -31,6 +31,7 @@ REGISTRIES = {
     "diagnosis": "jaxgrow.checkpoints.hf.registry:DIAGNOSES",
     "fused operation": "jaxgrow.models.attention:FUSED",
     "generation": "jaxgrow.models.attention:CONTINUING",
+    "growth without sizes": "jaxgrow.cli.grow_commands:GROWTHS",
     "growing method": "jaxgrow.cli.grow_commands:GROWING",
     "holding": "train.plan.modifiers:HOLDING",
     "joining": "train.common.hosts:JOINING",

@@ -8,7 +8,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial, reduce
 from pathlib import Path
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -129,7 +128,7 @@ class HuggingFace(Checkpoint):
 
     def _leaf(self, path: str) -> Leaf:
         names, shape = self._layout[path]
-        dtype = common_dtype([t.dtype for t in self._tensors(path)] or [np.dtype(np.float32)])
+        dtype = common_dtype([t.dtype for t in self.tensors_of(path)] or [np.dtype(np.float32)])
         if self.names[path].moved:
             dtype = common_dtype([dtype, np.dtype(np.float32)])
         return Leaf(names, shape, dtype)
@@ -160,7 +159,9 @@ class HuggingFace(Checkpoint):
 
         :meta private:
         """
-        found = {tensor.name: tensor.size for path in self.leaves for tensor in self._tensors(path)}
+        found = {
+            tensor.name: tensor.size for path in self.leaves for tensor in self.tensors_of(path)
+        }
         return sum(found.values())
 
     def tensor(self, place: TensorLayout, layer: int | None, expert: int = 0) -> safetensors.Tensor:
@@ -184,14 +185,8 @@ class HuggingFace(Checkpoint):
             digest.update(tensor.sample())
         return digest.hexdigest()
 
-    def place(self, path: str) -> str:
-        place = self.names[path]
-        files = sorted({tensor.file.name for tensor in self._tensors(path)}) or ["no file"]
-        part = "" if place.part is None else f" part {place.part}"
-        last = f" .. {files[-1]}" if len(files) > 1 else ""
-        return f"{place.name} ({place.layout}){part} in {files[0]}{last}"
-
-    def _tensors(self, path: str) -> Iterator[safetensors.Tensor]:
+    def tensors_of(self, path: str) -> Iterator[safetensors.Tensor]:
+        """The stored tensors of a leaf."""
         return (self.tensors[name] for name in self._tensor_names(path))
 
     def _tensor_names(self, path: str) -> Iterator[str]:
@@ -323,25 +318,13 @@ def common_dtype(dtypes: Iterable[np.dtype]) -> np.dtype:
     return np.dtype(reduce(jnp.promote_types, dtypes))
 
 
-class StoredForm(NamedTuple):
-    """How the values of a leaf are stored: ``times * leaf + plus``, in ``dtype``."""
-
-    times: float
-    plus: float
-    dtype: np.dtype
-
-
-def tensor_forms(source: Source, family: Family) -> dict[str, StoredForm]:
-    """Return how an architecture stores the leaves of a model, by path."""
-    names = family.names(source.config)
+def tensor_dtypes(source: Source, names: Mapping[str, TensorLayout]) -> dict[str, np.dtype]:
+    """Return the dtypes in which leaves are stored by these layouts, by path."""
     dtypes = {path: source.leaves[path].dtype for path in names}
     # Leaves that are shifted or scaled were converted to a wider dtype when they were read. They are
     # written in the dtype of the others.
     narrow = common_dtype(dtypes[path] for path, place in names.items() if not place.moved)
-    return {
-        path: StoredForm(place.times, place.plus, narrow if place.moved else dtypes[path])
-        for path, place in names.items()
-    }
+    return {path: narrow if place.moved else dtypes[path] for path, place in names.items()}
 
 
 def planned_tensors(source: Source, family: Family) -> list[safetensors.Planned]:
@@ -379,7 +362,7 @@ class _TensorReader:
         # The experts of a leaf are written one after the other.
         self._read = lru_cache(1)(source.read)
         self._sizes = source.sizes()
-        self._forms = tensor_forms(source, family)
+        self._dtypes = tensor_dtypes(source, self.names)
 
     def planned(
         self, name: str, paths: Sequence[str], layer: int | None
@@ -393,7 +376,7 @@ class _TensorReader:
         """
         leaf, place = self._source.leaves[paths[0]], self.names[paths[0]]
         if layer in place.layers(leaf.layers):
-            dtype = common_dtype(self._forms[path].dtype for path in paths)
+            dtype = common_dtype(self._dtypes[path] for path in paths)
             shape = place.shape(leaf.names, self._sizes)
             for i, expert in enumerate(replace(place, name=name).of_experts(self._sizes)):
                 content = partial(self._content, paths, layer, i, dtype)

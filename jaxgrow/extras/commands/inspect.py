@@ -3,6 +3,8 @@
 import argparse
 
 from jaxgrow.checkpoints import FAMILIES, open_checkpoint
+from jaxgrow.checkpoints.hf.storage import HuggingFace
+from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.other_formats import format_of
 from jaxgrow.cli.writing import (
     model_size,
@@ -29,7 +31,7 @@ def run_inspect(a: argparse.Namespace) -> None:
             "shape": x.shape,
             "axes": x.names,
             "dtype": x.dtype.name,
-            "place": source.place(p),
+            "place": _place(source, p),
         }
         for p, x in source.leaves.items()
     ]
@@ -45,6 +47,17 @@ def run_inspect(a: argparse.Namespace) -> None:
     print_text(align_columns((), rows))
     print_text(model_size(source, source.bytes))
     print_notes(source.notes)
+
+
+def _place(source: Checkpoint, path: str) -> str:
+    """Describe where a leaf is stored."""
+    if not isinstance(source, HuggingFace):
+        return source.stored_in
+    place = source.names[path]
+    files = sorted({tensor.file.name for tensor in source.tensors_of(path)}) or ["no file"]
+    part = "" if place.part is None else f" part {place.part}"
+    last = f" .. {files[-1]}" if len(files) > 1 else ""
+    return f"{place.name} ({place.layout}){part} in {files[0]}{last}"
 
 
 def run_architectures(a: argparse.Namespace) -> None:

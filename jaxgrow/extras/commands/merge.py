@@ -12,8 +12,8 @@ from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import listed, spelt
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.cli.v_cycle_commands import MERGES
+from jaxgrow.extras.changed_models import Reconfigured
 from jaxgrow.extras.commands.tokenizer_files import tokens_of
-from jaxgrow.extras.reconfigured import Reconfigured
 
 
 class MergedModels(Interpolated):

@@ -10,7 +10,7 @@ from jaxgrow.cli.errors import errors_with_options, refuse_options
 from jaxgrow.cli.grow_commands import GROWING
 from jaxgrow.cli.new_sizes import given_sizes
 from jaxgrow.cli.writing import full_record, output_of, report_written
-from jaxgrow.extras.reconfigured import Reconfigured
+from jaxgrow.extras.changed_models import Reconfigured
 from jaxgrow.operators.tying import EMBEDDING, HEAD, RETIED, untie_head
 
 
