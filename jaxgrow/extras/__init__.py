@@ -106,17 +106,22 @@ EXTRAS: dict[str, dict[str, str]] = {
     "diagnosis": {
         "other content": "jaxgrow.extras.other_content",
         "quantised": "jaxgrow.extras.families.quantised",
-        **dict.fromkeys(("misfits", "empty", "other head"), "jaxgrow.extras.families.misfits"),
-        **dict.fromkeys(("unsupported", "not stored"), "jaxgrow.extras.families.unsupported"),
+        **dict.fromkeys(
+            ("misfits", "empty", "other head", "unsupported", "not stored"),
+            "jaxgrow.extras.families.misfits",
+        ),
     },
     "stored rotary scaling": dict.fromkeys(
         ("linear", "dynamic", "llama3", "yarn", "longrope"), "jaxgrow.extras.families.rope_scalings"
     ),
     "multipliers": {"completep": "jaxgrow.extras.completep"},
-    "naming": dict.fromkeys(
-        ("unwrapped", "predicted layers", "predicted tensors"),
-        "jaxgrow.extras.families.tensor_names",
-    ),
+    "naming": {
+        "text model": "jaxgrow.extras.families.text_part",
+        **dict.fromkeys(
+            ("unwrapped", "predicted layers", "predicted tensors"),
+            "jaxgrow.extras.families.tensor_names",
+        ),
+    },
     "repeated keys": dict.fromkeys(
         ("contradictions", "own names", "old lists", "corrected", "removed"),
         "jaxgrow.extras.families.layer_lists",
@@ -145,6 +150,5 @@ EXTRAS: dict[str, dict[str, str]] = {
         "ModernBERTConfig": "jaxgrow.extras.models.modernbert",
         "SwinConfig": "jaxgrow.extras.models.swin",
     },
-    "text part": {"Gemma3ForConditionalGeneration": "jaxgrow.extras.families.text_part"},
     "architecture": {name: module for module, names in _ARCHITECTURES.items() for name in names},
 }

@@ -61,7 +61,6 @@ REGISTRIES = {
     "stored experts": "jaxgrow.checkpoints.hf.registry:STORED_EXPERTS",
     "stored rotary scaling": "jaxgrow.checkpoints.hf.rope:STORED_SCALINGS",
     "text": "train.data.text:TEXTS",
-    "text part": "jaxgrow.checkpoints.hf.registry:TEXT_PARTS",
     "timing": "train.config.experiment:TIMINGS",
     "trace": "train.run.trainer:TRACES",
     "trackers": "train.store.trackers:TRACKERS",

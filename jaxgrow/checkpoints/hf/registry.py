@@ -2,8 +2,8 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from jaxgrow.axes.names import Names
 from jaxgrow.checkpoints.hf import families
@@ -11,18 +11,15 @@ from jaxgrow.checkpoints.hf.base import Family
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.safetensors import Tensor
 from jaxgrow.registry import Registry
-from jaxgrow.typed import Json
 
 FAMILIES: Registry[Family] = Registry("architecture")
-#: From a ``config.json`` and tensors to those of the text model in them, and a note for the user.
-TextPart: TypeAlias = Callable[[Json, Mapping[str, Tensor]], tuple[Json, Mapping[str, Tensor], str]]
-#: Architectures that are read as the text model that they contain.
-TEXT_PARTS: Registry[TextPart] = Registry("text part")
-#: What a folder holds besides a model, or under other names. Each returns the rest, and remarks for
-#: the user: "unwrapped" takes tensors, the layouts of leaves, the prefix of the body and the folder;
-#: "predicted layers" a ``config.json`` and the key of the number of layers; "predicted tensors"
-#: tensors, the layouts, and the number of layers if further ones are left out.
-NAMING: Registry[Callable[..., tuple[Json, Sequence[str]]]] = Registry("naming")
+#: What a folder holds besides a model, or under other names. Each returns what is left, and remarks
+#: for the user: "text model" takes the file ``config.json``, its content and tensors; "predicted
+#: layers" a ``config.json`` and the key of the number of layers; "unwrapped" tensors, the
+#: architecture, the config and the folder, and also returns the architecture, which has no head if
+#: that is missing; "predicted tensors" tensors, the layouts of leaves, and the number of layers if
+#: further ones are left out.
+NAMING: Registry[Callable[..., Any]] = Registry("naming")
 #: Why a folder is not read or replaced, or a model not stored; an empty text if there is no reason.
 #: "quantised" takes the folder, its ``config.json`` and tensors; "empty" takes tensors; "other head"
 #: takes the model; "misfits" the model whose tensors do not fit, the file ``config.json``, and whether

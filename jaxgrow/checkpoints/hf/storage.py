@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial, reduce
@@ -14,7 +13,7 @@ import numpy as np
 
 from jaxgrow.axes.names import axis_of, layers_of
 from jaxgrow.checkpoints.hf.base import Family
-from jaxgrow.checkpoints.hf.registry import DIAGNOSES, FAMILIES, NAMING, STORED_EXPERTS, TEXT_PARTS
+from jaxgrow.checkpoints.hf.registry import DIAGNOSES, FAMILIES, NAMING, STORED_EXPERTS
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io import safetensors
 from jaxgrow.checkpoints.io.files import (
@@ -47,16 +46,12 @@ class HuggingFace(Checkpoint):
         file = inside(folder, "config.json")
         hf_config = read_json(file)
         _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, {}))
-        stored: Mapping[str, safetensors.Tensor] = safetensors.read_tensors(folder)
-        self.notes = tuple(safetensors.unread_files(folder))
-        if (text_part := TEXT_PARTS.get(named_architecture(hf_config))) is not None:
-            with _in_config(file):
-                hf_config, stored, note = text_part(hf_config, stored)
-            self.notes += (note,)
+        stored = safetensors.read_tensors(folder)
+        hf_config, stored, notes = NAMING["text model"](file, hf_config, stored)
         _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, stored))
         self.family = family_of(hf_config, file)
         self.hf_config, further = NAMING["predicted layers"](hf_config, self.family.layers_key)
-        self.notes += tuple(further)
+        self.notes = (*safetensors.unread_files(folder), *notes, *further)
         self._stored_size = sum(tensor.size for tensor in stored.values())
         if not self._stored_size:
             _refuse(folder, DIAGNOSES["empty"](stored))
@@ -71,13 +66,16 @@ class HuggingFace(Checkpoint):
             raise CheckpointError(DIAGNOSES["misfits"](self, file, bool(further)))
         _refuse(folder, DIAGNOSES["other head"](self))
         self.leaves = {path: self._leaf(path) for path in self._layout}
-        self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
+        # A tensor with several parts is kept, because its other parts are usually read next.
+        self._read_parts = lru_cache(1)(lambda name: self.tensors[name].read())
 
     def read_config(self, file: CheckedPath) -> Config:
         """Return the config that ``hf_config`` describes, if its sizes are not above the stored ones."""
         assert self.hf_config is not None
-        with _in_config(file):
+        try:
             config = self.family.from_hf(self.hf_config)
+        except ValueError as error:
+            raise CheckpointError(f"{file}: {error}") from error
         # Afterwards, the number of layers is compared with the number of tensors.
         check_sizes(vars(config) | {"layers": 0}, self._stored_size, file)
         return config
@@ -86,16 +84,11 @@ class HuggingFace(Checkpoint):
         """Find the tensors by the names of the family, which is a body if the head is missing."""
         family = self.family
         stored = {family.current(name): tensor for name, tensor in stored.items()}
-        places = family.names(config)
-        stored, notes = NAMING["unwrapped"](stored, places.values(), family.prefix, self.folder)
+        stored, self.family, notes = NAMING["unwrapped"](stored, family, config, self.folder)
         self.notes += tuple(notes)
-        head = places.get("head_kernel")
-        lost = head.name if config.causal and head is not None else ""
-        if lost and family.current(lost) not in stored and (body := body_of(family.model_type)):
-            self.family, of = body, body.architecture
-            self.hf_config = dict(self.hf_config or {}, architectures=[of])
-            self.notes += (f"{lost} is missing, so the model is read as a {of}, without a head",)
-            config = body.from_hf(self.hf_config)
+        if self.family is not family:
+            self.hf_config = dict(self.hf_config or {}, architectures=[self.family.architecture])
+            config = self.family.from_hf(self.hf_config)
         self.tensors = {self.family.current(name): tensor for name, tensor in stored.items()}
         return config
 
@@ -146,12 +139,7 @@ class HuggingFace(Checkpoint):
         return x.astype(leaf.dtype, copy=False)
 
     def _whole(self, place: TensorLayout, name: str) -> np.ndarray:
-        """Read a tensor. It is kept if it has other parts, because these are usually read next."""
-        if place.part is None:
-            return self.tensors[name].read()
-        if self._kept[0] != name:
-            self._kept = (name, self.tensors[name].read())
-        return self._kept[1]
+        return self.tensors[name].read() if place.part is None else self._read_parts(name)
 
     @property
     def bytes(self) -> int:
@@ -232,26 +220,11 @@ def _refuse(folder: Path, why: str) -> None:
         raise CheckpointError(f"{folder}: {why}")
 
 
-@contextmanager
-def _in_config(file: CheckedPath) -> Iterator[None]:
-    """Put the name of ``config.json`` before the message of a `ValueError`."""
-    try:
-        yield
-    except ValueError as error:
-        raise CheckpointError(f"{file}: {error}") from error
-
-
 def named_architecture(hf_config: Json) -> str:
     """The one architecture that a ``config.json`` names; "": none."""
     named = hf_config.get("architectures")
     one = named[0] if isinstance(named, list) and len(named) == 1 else ""
     return one if isinstance(one, str) else ""
-
-
-def body_of(model_type: object) -> Family | None:
-    """The architecture of a model without its head; None: there is none."""
-    alike = (family for family in FAMILIES.values() if family.model_type == model_type)
-    return next((family for family in alike if family.fixed.get("head") == "states"), None)
 
 
 def family_of(hf_config: Json, file: CheckedPath | Path) -> Family:

@@ -6,11 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 
-from jaxgrow.checkpoints.hf.registry import NAMING
+from jaxgrow.checkpoints.hf.base import Family
+from jaxgrow.checkpoints.hf.registry import FAMILIES, NAMING
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
 from jaxgrow.extras.families import layer_lists
+from jaxgrow.models import Config
 from jaxgrow.typed import Json
 
 # Parts that wrappers of PyTorch and PEFT insert into the names of modules.
@@ -26,7 +28,43 @@ FURTHER = (
 )
 
 
-def unwrapped_names(
+def unwrapped_tensors(
+    stored: dict[str, Tensor], family: Family, config: Config, folder: Path
+) -> tuple[dict[str, Tensor], Family, tuple[str, ...]]:
+    """Remove prefixes and wrappers from the names of tensors.
+
+    Args:
+      stored: the tensors by their names in the files.
+      family: the architecture.
+      config: the config of the model.
+      folder: the folder, for messages.
+
+    Returns:
+      The tensors by their plain names; the architecture, which is the one without a head if the head
+      of a decoder is missing; and remarks for the user.
+
+    Raises:
+      CheckpointError: the files have the factors of a LoRA.
+    """
+    places = family.names(config)
+    stored, notes = _unwrapped_names(stored, places.values(), family.prefix, folder)
+    head = places.get("head_kernel")
+    lost = head.name if config.causal and head is not None else ""
+    if lost and family.current(lost) not in stored and (body := body_of(family.model_type)):
+        missing = (
+            f"{lost} is missing, so the model is read as a {body.architecture}, without a head"
+        )
+        return stored, body, (*notes, missing)
+    return stored, family, notes
+
+
+def body_of(model_type: object) -> Family | None:
+    """The architecture of a model without its head; None: there is none."""
+    alike = (family for family in FAMILIES.values() if family.model_type == model_type)
+    return next((family for family in alike if family.fixed.get("head") == "states"), None)
+
+
+def _unwrapped_names(
     stored: dict[str, Tensor], places: Iterable[TensorLayout], prefix: str, folder: Path
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Remove prefixes and wrappers from the names of tensors.
@@ -131,6 +169,6 @@ def layer_of(name: str, places: Collection[TensorLayout]) -> int:
     return -1
 
 
-NAMING.add("unwrapped", unwrapped_names)
+NAMING.add("unwrapped", unwrapped_tensors)
 NAMING.add("predicted layers", without_further_layers)
 NAMING.add("predicted tensors", without_further_tensors)

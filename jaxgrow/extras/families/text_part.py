@@ -8,10 +8,12 @@ a growth of ``embed``.
 from collections.abc import Mapping
 from typing import TypeVar
 
-from jaxgrow.checkpoints.hf.registry import TEXT_PARTS
-from jaxgrow.checkpoints.io.files import spelt
+from jaxgrow.checkpoints.hf.registry import NAMING
+from jaxgrow.checkpoints.hf.storage import named_architecture
+from jaxgrow.checkpoints.io.files import CheckpointError, spelt
 from jaxgrow.checkpoints.io.safetensors import Tensor
 from jaxgrow.typed import Json
+from jaxgrow.untrusted import CheckedPath
 
 T = TypeVar("T")
 
@@ -28,23 +30,26 @@ _GEMMA3_DEFAULTS: Json = {
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 
 
-def gemma3_text(
-    hf_config: Json, stored: Mapping[str, Tensor]
-) -> tuple[Json, dict[str, Tensor], str]:
-    """Return the ``config.json`` and the tensors of the text model, and a note for the user.
+def text_model(
+    file: CheckedPath, hf_config: Json, stored: Mapping[str, Tensor]
+) -> tuple[Json, Mapping[str, Tensor], tuple[str, ...]]:
+    """Return the ``config.json`` and the tensors of the text model in a folder, and remarks.
 
     Args:
-      hf_config: the ``config.json`` of the model of images and texts.
+      file: the file ``config.json``.
+      hf_config: its content, which may be that of a model of images and texts.
       stored: the tensors by their names in the files.
 
     Raises:
-      ValueError: there is no ``text_config``.
+      CheckpointError: a model of images and texts has no ``text_config``.
     """
+    if named_architecture(hf_config) != "Gemma3ForConditionalGeneration":
+        return hf_config, stored, ()
     text = hf_config.get("text_config")
     if not isinstance(text, dict):
-        raise ValueError(
-            f"text_config is {spelt(text)}, but has to be an object with the settings of the text model. Download config.json "
-            "again"
+        raise CheckpointError(
+            f"{file}: text_config is {spelt(text)}, but has to be an object with the settings of the text model. Download "
+            "config.json again"
         )
     shared = {
         key: hf_config[key]
@@ -57,7 +62,7 @@ def gemma3_text(
         "the source is a Gemma3ForConditionalGeneration. Only its text model, a Gemma3ForCausalLM, is read, because the "
         "vision part would not fit a text model of another width"
     )
-    return {**_GEMMA3_DEFAULTS, **shared, **text, **own}, text_tensors(stored), note
+    return {**_GEMMA3_DEFAULTS, **shared, **text, **own}, text_tensors(stored), (note,)
 
 
 def text_tensors(stored: Mapping[str, T]) -> dict[str, T]:
@@ -75,4 +80,4 @@ def text_tensors(stored: Mapping[str, T]) -> dict[str, T]:
     }
 
 
-TEXT_PARTS.add("Gemma3ForConditionalGeneration", gemma3_text)
+NAMING.add("text model", text_model)
