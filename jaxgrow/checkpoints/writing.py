@@ -21,7 +21,6 @@ from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.checkpoints.io.files import (
     ADAPTER,
     CARD,
-    PROCESSOR,
     RECORD,
     SHARD,
     CheckpointError,
@@ -124,8 +123,8 @@ class Companion(Protocol):
 #: Functions that grow the companions of a checkpoint, by the argument of `transform` that names
 #: them: ``COMPANIONS["lora"](checkpoint, growth, value of the argument)``.
 COMPANIONS: Registry[Callable[[Checkpoint, Growth, Any], Companion]] = Registry("companion")
-#: "colours" converts a model of gray images to colours; "noise" adds noise to a grown model, and takes
-#: the growth, the seed and the signal-to-noise ratio as well.
+#: "images" converts a model of gray images, from its roots and the new checkpoint; "noise" adds noise
+#: to a grown model, from the growth, the seed and the signal-to-noise ratio.
 CONVERSIONS: Registry[Callable[..., Source]] = Registry("conversion")
 
 #: Functions that return the model card of a model that is made from other models, from the model, the
@@ -247,7 +246,7 @@ def write(
             _check_no_lora(root.folder)
     changed = not isinstance(source, Checkpoint | Loaded)
     source = source if output.dtype is None else Cast(source, output.dtype)
-    source = _for_images(source, roots, output)
+    source = CONVERSIONS["images"](source, roots, output)
     passes = source.config.traits["passes"]
     if passes and output.is_hf(roots):  # no architecture of transformers has a loop
         source = Grown(source, {LAYERS: select(passes, source.sizes()[LAYERS])})
@@ -324,15 +323,6 @@ def _planned_content(
     if hf_config is not None and root is not None:
         hf_config = _in_dtype(hf_config, stored)
     return _Content(family, hf_config, head, carried, stored.total())
-
-
-def _for_images(source: Source, roots: Sequence[Checkpoint], output: Output) -> Source:
-    """Convert a model of gray images to colours if `transformers` will convert its images."""
-    beside = roots[0].files_beside if roots else None
-    if beside is None or roots[0].hf_config is not None or not output.is_hf(roots):
-        return source
-    gray = source.config.sizes().get("channels") == 1
-    return CONVERSIONS["colours"](source) if gray and (beside / PROCESSOR).is_file() else source
 
 
 def _full_record(source: Source, record: Mapping[str, object], plan: _Content) -> Json:

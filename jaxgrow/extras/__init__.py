@@ -100,7 +100,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "note on groups": dict.fromkeys(("odd", "key heads"), "jaxgrow.extras.commands.group_notes"),
     "location of a model": {"snapshot": "jaxgrow.extras.hub_cache"},
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
-    "conversion": dict.fromkeys(("colours", "noise"), "jaxgrow.extras.changed_models"),
+    "conversion": dict.fromkeys(("images", "noise"), "jaxgrow.extras.changed_models"),
     "stored experts": {"fused": "jaxgrow.extras.families.fused_experts"},
     "adapter": {"lora": "jaxgrow.extras.hf_peft.alone"},
     "diagnosis": {

@@ -1,20 +1,21 @@
 """How can a model get noise, colours, another head or other settings while it is read?"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from jaxgrow.axes.names import axis_of, is_layers
-from jaxgrow.checkpoints.io.files import CheckpointError
+from jaxgrow.checkpoints.io.files import PROCESSOR, CheckpointError
 from jaxgrow.checkpoints.source import (
+    Checkpoint,
     Leaf,
     Source,
     initial_layout,
     leaves_by_path,
     tree_from_paths,
 )
-from jaxgrow.checkpoints.writing import CONVERSIONS
+from jaxgrow.checkpoints.writing import CONVERSIONS, Output
 from jaxgrow.growth.maps import Growth, Maps, Rules
 from jaxgrow.growth.symmetry import break_symmetry
 
@@ -81,6 +82,15 @@ class InColour(Source):
         return x
 
 
+def for_images(source: Source, roots: Sequence[Checkpoint], output: Output) -> Source:
+    """Convert a model of gray images to colours if `transformers` will convert its images."""
+    beside = roots[0].files_beside if roots else None
+    if beside is None or roots[0].hf_config is not None or not output.is_hf(roots):
+        return source
+    gray = source.config.sizes().get("channels") == 1
+    return InColour(source) if gray and (beside / PROCESSOR).is_file() else source
+
+
 class Noisy(Source):
     """Add the noise of `break_symmetry` to a grown model.
 
@@ -125,5 +135,5 @@ def add_noise(source: Source, growth: Growth, seed: int, snr: float) -> Noisy:
     return Noisy(source, growth, seed, snr)
 
 
-CONVERSIONS.add("colours", InColour)
+CONVERSIONS.add("images", for_images)
 CONVERSIONS.add("noise", add_noise)

@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from jaxgrow.checkpoints.io.checksums import block_digest, damage, seal
+from jaxgrow.checkpoints.io.checksums import damage, seal
+from train.extras.cache import block_digest
 
 CONTENT = {
     "_METADATA": b'{"a": [1, 2]}',

@@ -328,6 +328,7 @@ ROWS: dict[str, Row] = {
     "train/extras/text/reading.py::read_tokens": ours(_CACHE),
     "train/extras/text/reading.py::_make": ours(_CACHE),
     "train/extras/text/reading.py::_mapped_tokens": ours(_CACHE),
+    "train/extras/cache.py::block_digest": ours("a file of a cache, whose name `damage` has checked"),
     "train/extras/cache.py::cached_folder": ours(_CACHE),
     "train/extras/cache.py::_working_folder": ours(_CACHE),
     "train/extras/tokenizers/loading.py::load_tokenizer": attacked(

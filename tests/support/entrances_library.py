@@ -540,7 +540,6 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/hf_peft/reading.py::read_peft": attacked("LoRA config", "LoRA weights"),
     "jaxgrow/extras/hf_peft/peft_settings.py::PeftSettings.__init__": attacked("LoRA config"),
     "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
-    "jaxgrow/checkpoints/io/checksums.py::block_digest": ours("a file of a cache, whose name `damage` has checked"),
     "jaxgrow/checkpoints/io/checksums.py::damage": attacked("run checksums"),
     "jaxgrow/checkpoints/io/checksums.py::seal": ours(_NEW),
     "jaxgrow/checkpoints/io/checksums.py::sha256": attacked("run data"),

@@ -12,13 +12,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxgrow.checkpoints.io.checksums import Sums, block_digest, damage, seal
+import numpy as np
+
+from jaxgrow.checkpoints.io.checksums import Sums, damage, in_parallel, seal
 from jaxgrow.checkpoints.io.folders import lock_file, sync, sync_folder
+from jaxgrow.untrusted import CheckedPath, chosen_file
 from train.common.errors import UserError
 from train.common.output import say
 
 # If a folder has this file, an interrupted computation is continued from it.
 PROGRESS = "progress.json"
+# Words and bytes in a block of `block_digest`, and bytes that a thread reads at once.
+_BLOCK = 1 << 14
+_BYTES = 8 * _BLOCK
+_PART = 64 * _BYTES
+
+
+def block_digest(path: CheckedPath | Path) -> str:
+    """Return a digest of a file that is computed about as fast as the file is read.
+
+    It detects damage: the sum of the words of a block, times odd weights and modulo 2^64, changes
+    with each word. Unlike `sha256`, it does not tell whether two files have the same content.
+    """
+    weights = np.frombuffer(hashlib.shake_128(b"weights").digest(_BYTES), "<u8") | 1
+    with chosen_file(path).open(buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+
+        def part(begin: int) -> bytes:
+            content = b""
+            while more := os.pread(file.fileno(), _PART - len(content), begin + len(content)):
+                content += more
+            words = np.frombuffer(content.ljust(-(-len(content) // _BYTES) * _BYTES, b"\0"), "<u8")
+            return (words.reshape(-1, _BLOCK) @ weights).tobytes()
+
+        parts = in_parallel(part, range(0, size, _PART))
+    return hashlib.sha256(b"".join(parts) + size.to_bytes(8, "little")).hexdigest()
+
+
 # A cache may have many gigabytes, and each run verifies it.
 SUMS = Sums("SUMS", block_digest)
 # The state of the folders that this process has verified. A run opens its data several times.

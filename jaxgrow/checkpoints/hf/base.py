@@ -241,19 +241,19 @@ class Family:
 
     def _unsupported(self, hf_config: Json) -> list[str]:
         """Return a message about each setting that is not supported."""
-        wrong = [
+        settings = {
+            **self.settings,
+            # The automatic classes of `transformers` build the model of this type, whatever the
+            # architecture is.
+            "model_type": (self.model_type,),
+            # `transformers` reads this key for every model, whether or not its config class has it.
+            "is_causal": (self.config.causal,),
+        }
+        return [
             self._other(key, hf_config[key], allowed)
-            for key, allowed in self.settings.items()
+            for key, allowed in settings.items()
             if hf_config.get(key, allowed[0]) not in allowed
         ]
-        # The automatic classes of `transformers` build the model of this type, whatever the
-        # architecture is.
-        if hf_config.get("model_type", self.model_type) != self.model_type:
-            wrong.append(self._other("model_type", hf_config["model_type"], (self.model_type,)))
-        # `transformers` reads this key for every model, whether or not its config class defines it.
-        if hf_config.get("is_causal", self.config.causal) != self.config.causal:
-            wrong.append(self._other("is_causal", hf_config["is_causal"], (self.config.causal,)))
-        return wrong
 
     def _inferred(self, hf_config: Json, wrong: list[str]) -> Json:
         """Return the fields from ``inferred``, and append messages about them to ``wrong``."""

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-import numpy as np
-
 from jaxgrow.untrusted import CheckedPath, UntrustedError, checked_path, chosen_file
 
 NAME = "SHA256SUMS"
@@ -28,27 +26,34 @@ class Sums(NamedTuple):
     digest: Callable[[CheckedPath | Path], str]
 
 
-def seal(folder: Path, sums: "Sums | None" = None) -> None:
-    """Write the checksums of all files of a folder into its ``SHA256SUMS``, or a file of ``sums``."""
-    kind = sums or Sums(NAME, sha256)
+def sha256(path: CheckedPath | Path) -> str:
+    """Return the SHA-256 of the content of a file, in hexadecimal."""
+    with chosen_file(path).open() as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+
+
+SHA256 = Sums(NAME, sha256)
+
+
+def seal(folder: Path, kind: Sums = SHA256) -> None:
+    """Write the checksums of all files of a folder into its file of this kind."""
     with (folder / kind.name).open("wb") as out:
         names = sorted(_summed_files(folder) - {kind.name})
-        digests = _in_parallel(kind.digest, [folder / name for name in names])
+        digests = in_parallel(kind.digest, [folder / name for name in names])
         out.write(_sums_text(dict(zip(names, digests, strict=True))))
         out.flush()
         os.fsync(out.fileno())
 
 
-def damage(folder: Path, sums: "Sums | None" = None) -> str | None:
+def damage(folder: Path, kind: Sums = SHA256) -> str | None:
     """Describe how a folder differs from its checksums, or return None if it does not.
 
     Every file is read completely. Hidden files that were added later are ignored.
 
     Args:
       folder: the folder.
-      sums: the kind of its checksums; None: SHA-256.
+      kind: the kind of its checksums.
     """
-    kind = sums or Sums(NAME, sha256)
     if not (folder / kind.name).is_file():
         return f"it has no {kind.name}. The file was lost"
     try:
@@ -78,7 +83,7 @@ def damage(folder: Path, sums: "Sums | None" = None) -> str | None:
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
 
-    wrong += [text for text in _in_parallel(difference, list(sealed)) if text is not None]
+    wrong += [text for text in in_parallel(difference, list(sealed)) if text is not None]
     if not wrong:
         return None
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -93,41 +98,9 @@ def _sums_text(sealed: dict[str, str]) -> bytes:
     return "".join(f"{digest}  {name}\n" for name, digest in sealed.items()).encode()
 
 
-def _in_parallel(function: Callable[[A], B], each: Sequence[A]) -> list[B]:
+def in_parallel(function: Callable[[A], B], each: Sequence[A]) -> list[B]:
+    """Apply a function that reads files in several threads."""
     # `hashlib` and reads release the lock of the interpreter. A large checkpoint has many files, and
     # a run waits for their checksums before it continues.
     with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(function, each))
-
-
-def sha256(path: CheckedPath | Path) -> str:
-    """Return the SHA-256 of the content of a file, in hexadecimal."""
-    with chosen_file(path).open() as file:
-        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
-
-
-# Words and bytes in a block of `block_digest`, and bytes that a thread reads at once.
-_BLOCK = 1 << 14
-_BYTES = 8 * _BLOCK
-_PART = 64 * _BYTES
-
-
-def block_digest(path: CheckedPath | Path) -> str:
-    """Return a digest of a file that is computed about as fast as the file is read.
-
-    It detects damage: the sum of the words of a block, times odd weights and modulo 2^64, changes
-    with each word. Unlike `sha256`, it does not tell whether two files have the same content.
-    """
-    weights = np.frombuffer(hashlib.shake_128(b"weights").digest(_BYTES), "<u8") | 1
-    with chosen_file(path).open(buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-
-        def part(begin: int) -> bytes:
-            content = b""
-            while more := os.pread(file.fileno(), _PART - len(content), begin + len(content)):
-                content += more
-            words = np.frombuffer(content.ljust(-(-len(content) // _BYTES) * _BYTES, b"\0"), "<u8")
-            return (words.reshape(-1, _BLOCK) @ weights).tobytes()
-
-        parts = _in_parallel(part, range(0, size, _PART))
-    return hashlib.sha256(b"".join(parts) + size.to_bytes(8, "little")).hexdigest()

@@ -158,16 +158,27 @@ _FORWARDS = {"use_bidirectional_attention": (False, None)}
 _GELU = {"hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), **_FORWARDS}
 
 
-def _shifted_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
-    """Return the layouts of the leaves; the scales of all norms are stored minus one."""
-    return {
+def _gemma_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
+    """Return the layouts of the leaves. The scales of all norms are stored minus one.
+
+    Gemma multiplies the stored embedding by the square root of its width. jaxgrow multiplies the
+    leaf by ``embed_scale``, which keeps its initial value when the width grows.
+    """
+    found = {
         path: replace(place, plus=-1.0) if path.endswith("/scale") else place
         for path, place in llama_layouts(config).items()
     }
+    factor = config.embed_scale / config.embed**0.5 if config.embed_scale != 1 else 1.0
+    found["token_embedding"] = replace(found["token_embedding"], times=factor)
+    if config.ties:
+        # A tied embedding is multiplied by its factor at the input, but not at the output. There,
+        # the final norm compensates for the factor of the stored embedding.
+        found["final_norm/scale"] = replace(found["final_norm/scale"], times=1 / factor)
+    return found
 
 
 _SHIFTED: Json = {
-    "names": _shifted_layouts,
+    "names": _gemma_layouts,
     "folded": ("embed_scale", "query_eps"),
     "absent": {"tie_word_embeddings": True},
 }
@@ -409,11 +420,6 @@ GPT_NEOX = decoder_families(
 # --- Granite ---
 
 
-def _granite_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
-    """Return the layouts of Llama. The factor of the embeddings is a setting, and not in them."""
-    return llama_layouts(replace(config, embed_scale=1.0))
-
-
 def _granite4_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
     """Return the layouts of a dense Granite 4. Gate and up are one tensor."""
     mlp = f"{LAYER}shared_mlp."
@@ -424,7 +430,7 @@ def _granite4_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
         )
         for part, path in enumerate(("gate", "up"))
     }
-    return {**_granite_layouts(config), **fused, "blocks/mlp/down/kernel": down}
+    return {**llama_layouts(config), **fused, "blocks/mlp/down/kernel": down}
 
 
 def _read_granite(hf_config: Json) -> Json:
@@ -476,7 +482,6 @@ GRANITE = decoder_families(
     _read_granite,
     _written_granite,
     fields={**_FACTORS, **MLP_BIAS},
-    names=_granite_layouts,
     heads="must divide embed",
     classifier=None,
 )

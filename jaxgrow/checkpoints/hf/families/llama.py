@@ -43,19 +43,13 @@ def llama_layouts(
       config: the config.
       mlp: the layouts of a mixture of experts in place of the MLP.
     """
-    embedded = _stored_factor(config)
-    found = {
-        "token_embedding": TensorLayout("model.embed_tokens.weight", "vocab embed", times=embedded)
-    }
+    found = {"token_embedding": TensorLayout("model.embed_tokens.weight", "vocab embed")}
     found |= _attention_layouts(config) | head_layout(config, "lm_head")
     found |= _mlp_layouts(config) if mlp is None else mlp(config)
     if config.norm_scale:
         for path, module in NORMS[config.norms].items():
             found[f"blocks/{path}/scale"] = TensorLayout(f"{LAYER}{module}.weight", "embed")
-        # A tied embedding is multiplied by its factor at the input, but not at the output. There,
-        # the final norm compensates for the factor of the stored embedding.
-        times = 1 / embedded if config.ties else 1.0
-        found["final_norm/scale"] = TensorLayout("model.norm.weight", "embed", times=times)
+        found["final_norm/scale"] = TensorLayout("model.norm.weight", "embed")
     return found
 
 
@@ -89,15 +83,6 @@ def _mlp_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
             f"blocks/mlp/{path}", f"{LAYER}mlp.{path}_proj", *of, bias=config.mlp_bias
         )
     return found
-
-
-def _stored_factor(config: LlamaConfig) -> float:
-    """Return the factor of the stored embedding relative to the leaf.
-
-    Gemma multiplies the stored embedding by the square root of its width. jaxgrow multiplies the
-    leaf by ``embed_scale``, which keeps its initial value when the width grows.
-    """
-    return config.embed_scale / config.embed**0.5 if config.embed_scale != 1 else 1.0
 
 
 def head_layout(config: LlamaConfig, name: str) -> dict[str, TensorLayout]:
