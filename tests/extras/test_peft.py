@@ -23,6 +23,7 @@ from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.cli.program import main
 from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.hf_peft import peft_settings
+from jaxgrow.extras.hf_peft.places import name_in_memory
 from jaxgrow.operators.targets import layer_axes
 
 torch, transformers, published = (
@@ -112,7 +113,7 @@ def assert_same(found, expected, family):
     Experts and routers have no LoRA and are not compared.
     """
     for name, x in found.items():
-        there = next((n for n in (family.in_memory(name), name) if n in expected), None)
+        there = next((n for n in (name_in_memory(family, name), name) if n in expected), None)
         if there is not None:
             np.testing.assert_allclose(x, expected[there], rtol=0, atol=1e-5, err_msg=name)
         else:

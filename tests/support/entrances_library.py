@@ -558,7 +558,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/other_content.py::_record": attacked("replaced record"),
     "jaxgrow/checkpoints/io/safetensors.py::Tensor._at": attacked("weights", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::read_header": attacked("weights", "shard", "scores"),
-    "jaxgrow/checkpoints/io/safetensors.py::_indexed": attacked("index", "shard"),
+    "jaxgrow/checkpoints/io/safetensors.py::indexed_files": attacked("index", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::read_tensors": attacked("weights", "index", "shard"),
     "jaxgrow/checkpoints/io/safetensors.py::write_file": ours(_NEW),
     "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),

@@ -190,12 +190,6 @@ class Family:
             name = name.replace(old, new)
         return name
 
-    def in_memory(self, name: str) -> str:
-        """Return the name of a stored tensor in the model that transformers 5 loads."""
-        for old, new in self.modules.items():
-            name = name.replace(old, new)
-        return name
-
     def from_hf(self, hf_config: Json) -> Config:
         """Return the config that a ``config.json`` describes.
 

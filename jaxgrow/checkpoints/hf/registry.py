@@ -14,7 +14,7 @@ from jaxgrow.registry import Registry
 
 FAMILIES: Registry[Family] = Registry("architecture")
 #: What a folder holds besides a model, or under other names. Each returns what is left, and remarks
-#: for the user: "text model" takes the file ``config.json``, its content and tensors; "predicted
+#: for the user: "text model" takes the folder, its ``config.json`` and tensors; "predicted
 #: layers" a ``config.json`` and the key of the number of layers; "unwrapped" tensors, the
 #: architecture, the config and the folder, and also returns the architecture, which has no head if
 #: that is missing; "predicted tensors" tensors, the layouts of leaves, and the number of layers if

@@ -54,18 +54,16 @@ def read_heads(hf_config: Json, key_heads: int | None = None, head_dim: int | No
 # --- rotary embeddings ---
 
 
-def read_rope(hf_config: Json, theta: float = 1e4, rotary: float | None = None) -> Json:
+def read_rope(hf_config: Json, theta: float = 1e4) -> Json:
     """Return the fields of rotary embeddings that are the same in all layers.
 
     Args:
       hf_config: the content of ``config.json``.
       theta: the default base.
-      rotary: the default fraction of each head that is rotated. None: the family rotates complete
-        heads, and another fraction in ``config.json`` is an error.
 
     Raises:
-      ValueError: there are settings for each type of layers, a fraction in a family that rotates
-        complete heads, or an unknown type.
+      ValueError: there are settings for each type of layers, only a part of each head is rotated, or
+        the type is unknown.
     """
     rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if nested := TYPES.keys() & rope.keys():
@@ -73,16 +71,11 @@ def read_rope(hf_config: Json, theta: float = 1e4, rotary: float | None = None) 
             f"rope_parameters has an entry for {sorted(nested)[0]}, but all layers of a {hf_config.get('model_type')} have the "
             "same rotary embeddings; give one entry for all layers"
         )
-    part = 1.0
-    if rotary is None:
-        check_whole_heads(hf_config, rope)
-    else:
-        part = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
-        part = rotary if part is None else part
+    check_whole_heads(hf_config, rope)
     top = hf_config.get("original_max_position_embeddings")
     return {
         "rope_theta": float(rope.get("rope_theta") or hf_config.get("rope_theta") or theta),
-        "rotary": float(part),
+        "rotary": 1.0,
         **read_scaling(rope, hf_config.get("max_position_embeddings"), top),
     }
 

@@ -47,11 +47,11 @@ class HuggingFace(Checkpoint):
         hf_config = read_json(file)
         _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, {}))
         stored = safetensors.read_tensors(folder)
-        hf_config, stored, notes = NAMING["text model"](file, hf_config, stored)
+        hf_config, stored, notes = NAMING["text model"](folder, hf_config, stored)
         _refuse(folder, DIAGNOSES["quantised"](folder, hf_config, stored))
         self.family = family_of(hf_config, file)
         self.hf_config, further = NAMING["predicted layers"](hf_config, self.family.layers_key)
-        self.notes = (*safetensors.unread_files(folder), *notes, *further)
+        self.notes = (*notes, *further)
         self._stored_size = sum(tensor.size for tensor in stored.values())
         if not self._stored_size:
             _refuse(folder, DIAGNOSES["empty"](stored))

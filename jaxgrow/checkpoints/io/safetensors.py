@@ -7,9 +7,8 @@ writes the bytes itself.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +21,6 @@ from jaxgrow.checkpoints.io.files import (
     SHARD,
     CheckpointError,
     inside,
-    listed,
     read_json,
     write_json,
 )
@@ -40,13 +38,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST_HEADER = 100 << 20
 # Bytes are copied in chunks that stay in the CPU cache between reading and writing.
 _CHUNK = 1 << 20
-_FILE = "model.safetensors"
-_INDEX = _FILE + ".index.json"
-# The names of files of the weights of a model.
-_OTHER_FILES = (
-    *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "consolidated*.pth"),
-    *("*.gguf", "tf_model.h5", "flax_model.msgpack"),
-)
+FILE = "model.safetensors"
+INDEX = FILE + ".index.json"
 
 
 @dataclass(frozen=True)
@@ -142,36 +135,28 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
       CheckpointError: there are no such files, or they are damaged.
     """
-    if os.path.lexists(folder / _FILE):
-        return read_header(inside(folder, _FILE))
-    if not os.path.lexists(folder / _INDEX):
-        pickled = sorted(
-            f.name for f in folder.iterdir() if f.suffix in (".bin", ".pt", ".pth", ".ckpt")
-        )
-        if pickled:
-            raise CheckpointError(
-                f"{folder} holds {listed(pickled)}. Pickled files may run any code when they are loaded, so jaxgrow does "
-                "not read them. If you trust them, convert them with from_pretrained and save_pretrained of transformers"
-            )
-        raise CheckpointError(f"{folder} has neither {_FILE} nor {_INDEX}")
-    where = _indexed(folder)
+    if os.path.lexists(folder / FILE):
+        return read_header(inside(folder, FILE))
+    if not os.path.lexists(folder / INDEX):
+        raise CheckpointError(f"{folder} has neither {FILE} nor {INDEX}")
+    where = indexed_files(folder)
     found: dict[str, Tensor] = {}
     # `inside` refuses the name of a file elsewhere, also if there is no such file.
-    for file in sorted({*where.values()} - _absent(folder, where)):
+    for file in sorted({*where.values()}.difference(absent_files(folder))):
         for name, tensor in read_header(inside(folder, file)).items():
             if where.get(name) == file:
                 found[name] = tensor
     return found
 
 
-def _indexed(folder: Path) -> dict[str, str]:
+def indexed_files(folder: Path) -> dict[str, str]:
     """Return the file of each tensor that the index names. A tensor in another file is not read.
 
     The result is empty if there is one file, because then the index is not read.
     """
-    if os.path.lexists(folder / _FILE):
+    if os.path.lexists(folder / FILE):
         return {}
-    index = inside(folder, _INDEX)
+    index = inside(folder, INDEX)
     where = read_json(index, LARGEST_HEADER).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files. Download it again")
@@ -184,27 +169,8 @@ def _indexed(folder: Path) -> dict[str, str]:
 
 def absent_files(folder: Path) -> list[str]:
     """Return the names of files in the folder that the index names, but that are missing."""
-    return sorted(_absent(folder, _indexed(folder)))
-
-
-def _absent(folder: Path, where: Mapping[str, str]) -> set[str]:
-    named = (name for name in {*where.values()} if name == Path(name).name)
-    return {name for name in named if not os.path.lexists(folder / name)}
-
-
-def unread_files(folder: Path) -> list[str]:
-    """Return a note if `read_tensors` does not read all files of weights of a model in a folder."""
-    where = _indexed(folder)
-    read = {_INDEX, *where.values()} if where else {_FILE}
-    other = sorted(
-        file.name
-        for file in folder.iterdir()
-        if file.name not in read
-        and not file.name.startswith(("adapter", "optimizer"))
-        and any(fnmatchcase(file.name, pattern) for pattern in _OTHER_FILES)
-    )
-    which = f"the files that {_INDEX} names" if where else _FILE
-    return [f"{which} were read; these other weights were not: {listed(other)}"] if other else []
+    named = (name for name in {*indexed_files(folder).values()} if name == Path(name).name)
+    return sorted(name for name in named if not os.path.lexists(folder / name))
 
 
 def read_header(file: CheckedPath | Path) -> dict[str, Tensor]:
@@ -278,7 +244,7 @@ def write_tensors(
     """
     files = _shards(planned, shard)
     names = (
-        [_FILE]
+        [FILE]
         if len(files) == 1
         else [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     )
@@ -290,7 +256,7 @@ def write_tensors(
         weight_map |= {p.name: name for p in content}
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(folder / _INDEX, index)
+        write_json(folder / INDEX, index)
 
 
 def _shards(planned: Iterable[Planned], shard: int) -> list[list[Planned]]:

@@ -39,10 +39,10 @@ from jaxgrow.checkpoints.hf.families.llama import (
     written_biased,
 )
 from jaxgrow.checkpoints.hf.registry import register_families
-from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
+from jaxgrow.checkpoints.hf.rope import read_heads, written_rope
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.checkpoints.io.files import spelt
-from jaxgrow.extras.families.rope_scalings import read_layered_rope
+from jaxgrow.extras.families.rope_scalings import read_layered_rope, read_partial_rope
 from jaxgrow.extras.families.windows import (
     read_one_window,
     read_windows,
@@ -266,7 +266,7 @@ OLMO3 = decoder_families(
 
 
 def _read_phi3(hf_config: Json) -> Json:
-    rope = read_rope({"max_position_embeddings": 4096, **hf_config}, rotary=1.0)
+    rope = read_partial_rope({"max_position_embeddings": 4096, **hf_config}, 1.0)
     if rope.get("rope_by", "longrope") != "longrope":
         raise ValueError(f"rope_type is {spelt(rope['rope_by'])}, but Phi-3 supports only longrope")
     return read_heads(hf_config) | rope | read_one_window(hf_config, 4096, None)
@@ -389,7 +389,7 @@ def _read_neox(hf_config: Json) -> Json:
         "partial_rotary_factor": hf_config.get("rotary_pct"),
     }
     activation = _GELUS[hf_config.get("hidden_act", "gelu")]
-    return heads | read_rope(like, rotary=0.25) | {"activation": activation}
+    return heads | read_partial_rope(like, 0.25) | {"activation": activation}
 
 
 def _written_neox(config: LlamaConfig) -> Json:

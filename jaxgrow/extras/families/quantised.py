@@ -1,12 +1,12 @@
-"""Is the model in a folder quantised? jaxgrow does not read quantised weights."""
+"""Is the model in a folder quantised or pickled? jaxgrow does not read such weights."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from jaxgrow.checkpoints.hf.registry import DIAGNOSES
-from jaxgrow.checkpoints.io.files import QUANTISATION, spelt
-from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.checkpoints.io.files import QUANTISATION, listed, spelt
+from jaxgrow.checkpoints.io.safetensors import FILE, INDEX, Tensor
 from jaxgrow.typed import Json
 
 _KEYS = ("quantization_config", "compression_config", "quantization")
@@ -23,7 +23,7 @@ _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
 
 
 def quantised_part(folder: Path, hf_config: Json, stored: Mapping[str, Tensor]) -> str:
-    """Return the message that ``config.json`` or a tensor is that of a quantised model; "": neither.
+    """Return the message that a model is quantised, or that its weights are pickled; "": neither.
 
     Args:
       folder: the folder.
@@ -40,10 +40,22 @@ def quantised_part(folder: Path, hf_config: Json, stored: Mapping[str, Tensor]) 
         ):
             why = [f"tensor {spelt(name)} has dtype {tensor.stored}{''.join(beside[:1])}"]
     if not why:
-        return ""
+        return _pickled_part(folder)
     return (
         f"the model is quantised ({why[0]}), and jaxgrow reads only weights that are not. Give the folder of the "
         "model before it was quantised, or dequantize this one in transformers (model.dequantize(), then save_pretrained)"
+    )
+
+
+def _pickled_part(folder: Path) -> str:
+    """Return the message that a folder has only pickled weights; "": it has others, or none."""
+    files = [file.name for file in folder.iterdir()]
+    pickled = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    if not pickled or FILE in files or INDEX in files:
+        return ""
+    return (
+        f"it holds {listed(pickled)}. Pickled files may run any code when they are loaded, so jaxgrow does not read them. If "
+        "you trust them, convert them with from_pretrained and save_pretrained of transformers"
     )
 
 

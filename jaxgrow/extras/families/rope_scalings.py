@@ -6,12 +6,28 @@ from jaxgrow.checkpoints.hf.rope import (
     STORED_SCALINGS,
     StoredScaling,
     check_whole_heads,
+    read_rope,
     read_scaling,
     rope_type_of,
 )
 from jaxgrow.checkpoints.io.files import spelt
 from jaxgrow.models.llama import LlamaConfig
 from jaxgrow.typed import Json
+
+
+def read_partial_rope(hf_config: Json, rotary: float) -> Json:
+    """Return the fields of rotary embeddings that may rotate only a part of each head.
+
+    Args:
+      hf_config: the content of ``config.json``.
+      rotary: the default fraction of each head that is rotated.
+    """
+    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    key = "partial_rotary_factor"
+    part = rope.get(key, hf_config.get(key))
+    others = {name: value for name, value in rope.items() if name != key}
+    fields = read_rope({**hf_config, key: None, "rope_scaling": others, "rope_parameters": None})
+    return fields | {"rotary": float(rotary if part is None else part)}
 
 
 def read_layered_rope(

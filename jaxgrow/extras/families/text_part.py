@@ -6,14 +6,15 @@ a growth of ``embed``.
 """
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TypeVar
 
 from jaxgrow.checkpoints.hf.registry import NAMING
 from jaxgrow.checkpoints.hf.storage import named_architecture
-from jaxgrow.checkpoints.io.files import CheckpointError, spelt
-from jaxgrow.checkpoints.io.safetensors import Tensor
+from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
+from jaxgrow.checkpoints.io.safetensors import FILE, INDEX, Tensor, indexed_files
 from jaxgrow.typed import Json
-from jaxgrow.untrusted import CheckedPath
 
 T = TypeVar("T")
 
@@ -26,30 +27,35 @@ _GEMMA3_DEFAULTS: Json = {
     "num_hidden_layers": 26,
     "num_attention_heads": 8,
 }
+# The names of files of the weights of a model.
+_OTHER_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "consolidated*.pth"),
+    *("*.gguf", "tf_model.h5", "flax_model.msgpack"),
+)
 # The beginnings of the names of tensors that do not belong to the text model.
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 
 
 def text_model(
-    file: CheckedPath, hf_config: Json, stored: Mapping[str, Tensor]
+    folder: Path, hf_config: Json, stored: Mapping[str, Tensor]
 ) -> tuple[Json, Mapping[str, Tensor], tuple[str, ...]]:
     """Return the ``config.json`` and the tensors of the text model in a folder, and remarks.
 
     Args:
-      file: the file ``config.json``.
-      hf_config: its content, which may be that of a model of images and texts.
+      folder: the folder.
+      hf_config: its ``config.json``, which may be that of a model of images and texts.
       stored: the tensors by their names in the files.
 
     Raises:
       CheckpointError: a model of images and texts has no ``text_config``.
     """
     if named_architecture(hf_config) != "Gemma3ForConditionalGeneration":
-        return hf_config, stored, ()
+        return hf_config, stored, unread_files(folder)
     text = hf_config.get("text_config")
     if not isinstance(text, dict):
         raise CheckpointError(
-            f"{file}: text_config is {spelt(text)}, but has to be an object with the settings of the text model. Download "
-            "config.json again"
+            f"{folder / 'config.json'}: text_config is {spelt(text)}, but has to be an object with the settings of the text "
+            "model. Download config.json again"
         )
     shared = {
         key: hf_config[key]
@@ -62,7 +68,27 @@ def text_model(
         "the source is a Gemma3ForConditionalGeneration. Only its text model, a Gemma3ForCausalLM, is read, because the "
         "vision part would not fit a text model of another width"
     )
-    return {**_GEMMA3_DEFAULTS, **shared, **text, **own}, text_tensors(stored), (note,)
+    return (
+        {**_GEMMA3_DEFAULTS, **shared, **text, **own},
+        text_tensors(stored),
+        (*unread_files(folder), note),
+    )
+
+
+def unread_files(folder: Path) -> tuple[str, ...]:
+    """Return a note if `read_tensors` does not read all files of weights of a model in a folder."""
+    where = indexed_files(folder)
+    read = {INDEX, *where.values()} if where else {FILE}
+    other = sorted(
+        file.name
+        for file in folder.iterdir()
+        if file.name not in read
+        and not file.name.startswith(("adapter", "optimizer"))
+        and any(fnmatchcase(file.name, pattern) for pattern in _OTHER_FILES)
+    )
+    which = f"the files that {INDEX} names" if where else FILE
+    note = f"{which} were read; these other weights were not: {listed(other)}"
+    return (note,) if other else ()
 
 
 def text_tensors(stored: Mapping[str, T]) -> dict[str, T]:

@@ -22,6 +22,13 @@ CONFIG, WEIGHTS = ADAPTER
 PREFIX = "base_model.model."
 
 
+def name_in_memory(family: Family, name: str) -> str:
+    """Return the name of a stored tensor in the model that transformers 5 loads."""
+    for old, new in family.modules.items():
+        name = name.replace(old, new)
+    return name
+
+
 class ModuleNames(NamedTuple):
     """An architecture, and the version of transformers after which the modules are named."""
 
@@ -33,7 +40,7 @@ class ModuleNames(NamedTuple):
         names = self.family.names(config)
         if self.older:
             return dict(names)
-        return {p: replace(s, name=self.family.in_memory(s.name)) for p, s in names.items()}
+        return {p: replace(s, name=name_in_memory(self.family, s.name)) for p, s in names.items()}
 
     def modules(self, config: Config) -> dict[str, list["Factors"]]:
         """The kernels of layers by the module of the base model, with ``{layers}`` in its name.

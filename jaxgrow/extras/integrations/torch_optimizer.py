@@ -32,6 +32,7 @@ from jaxgrow.checkpoints.io.files import CheckpointError, inside, listed
 from jaxgrow.checkpoints.io.permissions import keep_private
 from jaxgrow.checkpoints.source import Checkpoint, Grown, Leaf, Source
 from jaxgrow.checkpoints.writing import COMPANIONS, Output
+from jaxgrow.extras.hf_peft.places import name_in_memory
 from jaxgrow.extras.integrations import torch_reader
 from jaxgrow.extras.integrations.copying import copy_tree, not_copied
 from jaxgrow.extras.integrations.torch_reader import Torch, import_module_of
@@ -367,7 +368,7 @@ def parameter_groups(model: HuggingFace, count: int) -> list[list[str]]:
     config = transformers.AutoConfig.from_pretrained(model.folder, trust_remote_code=False)
     with torch.device("meta"):
         module = getattr(transformers, model.family.architecture)(config)
-    stored: dict[str, str] = {model.family.in_memory(name): name for name in model.tensors}
+    stored: dict[str, str] = {name_in_memory(model.family, name): name for name in model.tensors}
     own: list[str] = [name for name, _ in module.named_parameters()]
     names = {n: stored.get(n, n) for n in own}
     if count != 2:
