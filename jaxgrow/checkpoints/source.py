@@ -280,9 +280,12 @@ class Grown(Source):
             shape = tuple(sizes[axis_of(n)] for n in leaf.names)
             self.leaves[path] = Leaf(leaf.names, shape, leaf.dtype)
 
+    def _terms(self, path: str, names: Names) -> Sequence[Term]:
+        return terms(self._growth, path, names)
+
     def read(self, path: str, layer: int | None = None) -> np.ndarray:
         names = self._names[path]
-        found = terms(self._growth, path, names)
+        found = self._terms(path, names)
         if layer is None:
             return np.asarray(grow_leaf(found, names, self.source.read(path)))
         needed, found = _one_layer(found, _layers_key(names), layer)
@@ -294,7 +297,7 @@ class Grown(Source):
 
     def origin(self, path: str, layer: int | None) -> tuple[Source, int | None] | None:
         names = self._names[path]
-        found = terms(self._growth, path, names)
+        found = self._terms(path, names)
         mine = {axis_of(n) for n in names}
         keys = itertools.chain.from_iterable(found)
         touching = [key for key in keys if mine.intersection(key)]
