@@ -85,10 +85,9 @@ class Orbax(Loaded, Checkpoint):
         if record.get("files") or self.hf_config is not None:
             self.files_beside = folder
         self._handed_over()
-        head = record.get("head")
-        self.head = {} if head is None else head
-        if not isinstance(self.head, dict):
-            raise CheckpointError(f"{about}: head is {self.head!r:.100}, but should be an object")
+        self._head = record.get("head")
+        if self._head is not None and not isinstance(self._head, dict):
+            raise CheckpointError(f"{about}: head is {self._head!r:.100}, but should be an object")
         if self.hf_config is not None:
             if not isinstance(self.hf_config, dict):
                 raise CheckpointError(

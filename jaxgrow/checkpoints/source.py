@@ -187,15 +187,20 @@ class Checkpoint(Source):
     stored_in: str = ""
     # The folder of the files that are copied with the model, such as a tokenizer.
     files_beside: Path | None = None
-    # Entries of ``config.json`` about these files, and about task and labels of the head
-    # (`jaxgrow.checkpoints.hf.labels`), if ``hf_config`` has none.
+    # Entries of ``config.json`` about these files, if ``hf_config`` has none.
     own_settings: Mapping[str, object] = MappingProxyType({})
-    head: Mapping[str, object] = MappingProxyType({})
+    # The task and the labels that a run has recorded.
+    _head: Json | None = None
 
     @property
     def roots(self) -> "tuple[Checkpoint, ...]":
         """The checkpoint itself."""
         return (self,)
+
+    @property
+    def head(self) -> Json:
+        """Task and labels of the head, as in ``config.json`` (`jaxgrow.checkpoints.hf.labels`)."""
+        return self._head if self._head is not None else self.hf_config or {}
 
     def fingerprint(self) -> str:
         """Return a hash that identifies the content of the checkpoint.

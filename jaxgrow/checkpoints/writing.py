@@ -364,7 +364,7 @@ def _recorded_head(source: Source, root: Checkpoint | None) -> Json:
 
     Task and labels are left out if the model to write has another head.
     """
-    if root is None:
+    if root is None or isinstance(root, HuggingFace) or root.head is root.hf_config:
         return {}
     own = ("predicts", "classes")
     same = all(

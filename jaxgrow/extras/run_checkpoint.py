@@ -66,7 +66,7 @@ class RunCheckpoint(Orbax):
                 "maps. Continue the run until it has finished"
             )
         check_sizes(configs[self._name], COMPRESSED * stored, self._at)
-        self.head = record.get("head") or {}
+        self._head = record.get("head")
         self._shapes: Tree = models[self._name]["params"]
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._shapes)
         Loaded.__init__(self, from_json(configs[self._name]), shapes)
