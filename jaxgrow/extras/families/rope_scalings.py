@@ -197,5 +197,5 @@ def _yarn_scale(factor: float, rope: Json) -> float:
 STORED_SCALINGS.add("linear", StoredScaling(_read_factor, _written_factor))
 STORED_SCALINGS.add("dynamic", StoredScaling(_read_factor, _written_factor))
 STORED_SCALINGS.add("llama3", StoredScaling(_read_llama3, _written_llama3))
-STORED_SCALINGS.add("longrope", StoredScaling(_read_longrope, _written_longrope))
 STORED_SCALINGS.add("yarn", StoredScaling(_read_yarn, _written_yarn))
+STORED_SCALINGS.add("longrope", StoredScaling(_read_longrope, _written_longrope))
