@@ -2,12 +2,12 @@
 
 import argparse
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn
 
-from jaxgrow.registry import Registry
+from jaxgrow.typed import did_you_mean
 from jaxgrow.untrusted import add_limits
 
 # The axes that have an option, with the meaning of their size for the help text.
@@ -30,17 +30,29 @@ _FOLDERS = {
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-#: "names" proposes the nearest name in the message of a usage error, from the parser and the message.
-USAGE_ADVICE: Registry[Callable[[argparse.ArgumentParser, str], str]] = Registry("usage advice")
-
-
 class UsageParser(argparse.ArgumentParser):
     """A parser whose usage errors are one line, which proposes the nearest name."""
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""
-        message = USAGE_ADVICE["names"](self, message)
+        found = re.fullmatch(r"(.*)invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if found is not None:
+            names = [name.strip("'\" ") for name in found[3].split(",")]
+            near = did_you_mean(found[2], names) or f"; choose from {', '.join(names)}"
+            message = f"{found[1]}{found[2]!r} does not exist{near}"
+        unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
+        if unknown is not None:
+            message += did_you_mean(unknown[1], _long_options(self))
         self.exit(2, f"error: {message.rstrip('?.')}; {self.prog} --help lists the options\n")
+
+
+def _long_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the long options of a parser and of its subcommands."""
+    own = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
+    for action in parser._actions:
+        for inner in action.choices.values() if isinstance(action.choices, dict) else ():
+            own += _long_options(inner)
+    return own
 
 
 class Commands:

@@ -126,7 +126,6 @@ EXTRAS: dict[str, dict[str, str]] = {
         ("contradictions", "own names", "old lists", "corrected", "removed"),
         "jaxgrow.extras.families.layer_lists",
     ),
-    "usage advice": {"names": "jaxgrow.extras.commands.usage"},
     "rounding": {"notes": "jaxgrow.extras.rounding"},
     "companion": {
         "lora": "jaxgrow.extras.hf_peft.companion",

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxgrow.checkpoints.hf.families.llama import llama_layouts
 from jaxgrow.checkpoints.source import initial_layout
+from jaxgrow.extras.families.llama_like import fused_layouts
 from jaxgrow.models.llama import LlamaConfig
 
 CONFIG = LlamaConfig(
@@ -17,7 +17,7 @@ CONFIG = LlamaConfig(
 @pytest.mark.parametrize("query_norm", ["none", "head", "all"])
 def test_norms_of_queries_leave_fused_kernels_fused(query_norm):
     config = replace(CONFIG, query_norm=query_norm)
-    places = llama_layouts(config, fused=True)
+    places = fused_layouts(config)
     assert places.keys() == initial_layout(config).keys()
     parts = [places[f"blocks/attention/{part}/kernel"] for part in ("query", "key", "value")]
     assert {part.name for part in parts} == {"model.layers.{layers}.self_attn.qkv_proj.weight"}
@@ -26,7 +26,7 @@ def test_norms_of_queries_leave_fused_kernels_fused(query_norm):
 
 def test_a_fused_kernel_before_a_norm_of_another_eps_is_scaled():
     config = replace(CONFIG, query_norm="head", eps=4e-6, query_eps=1e-6)
-    places, sizes = llama_layouts(config, fused=True), config.sizes()
+    places, sizes = fused_layouts(config), config.sizes()
     rng, tensor, leaves = np.random.default_rng(0), None, {}
     for part in ("query", "key", "value"):
         path = f"blocks/attention/{part}/kernel"

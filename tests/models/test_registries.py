@@ -54,7 +54,6 @@ REGISTRIES = {
     "pooler": "jaxgrow.models.vit:POOLERS",
     "rotary scaling": "jaxgrow.models.llama:SCALINGS",
     "repeated keys": "jaxgrow.checkpoints.hf.base:REPEATED_KEYS",
-    "usage advice": "jaxgrow.cli.options:USAGE_ADVICE",
     "rounding": "jaxgrow.cli.writing:ROUNDING",
     "run checkpoint": "jaxgrow.checkpoints.opening:UNFINISHED",
     "sample order": "train.store.seen:ORDERS",

@@ -291,7 +291,7 @@ def _phi3_heads(config: LlamaConfig) -> Heads:
     return "divide embed" if config.rope_by == "longrope" else "must divide embed"
 
 
-def _fused_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
+def fused_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
     """Return the layouts; queries, keys and values are one tensor, and gate and up another one."""
     found = llama_layouts(config)
     queries = tuple(f"{heads} head_dim" for heads in HEADS.values())
@@ -314,7 +314,7 @@ PHI3 = decoder_families(
     _read_phi3,
     _written_phi3,
     absent={"rms_norm_eps": 1e-5},
-    names=_fused_layouts,
+    names=fused_layouts,
     heads=_phi3_heads,
 )
 
