@@ -16,10 +16,10 @@ from train.state.model import TrainState
 
 @dataclass(frozen=True)
 class Pruning(Way):
-    """An alternative to `Grouping`: the small model has the most important layers, unchanged.
+    """The small model has the most important layers, unchanged, in place of grouped layers.
 
-    See `jaxgrow.operators.keep_units`. On the way up, `Correct` leaves the other layers as they were.
-    With ``moments_up="asymmetric"`` their optimizer state starts from zero.
+    See `jaxgrow.extras.operators.pruning.keep_units`. On the way up, `train.plan.transforms.Correct` leaves the
+    other layers as they were. With ``moments_up="asymmetric"`` their optimizer state starts from zero.
     """
 
     layers: int | tuple[int, ...]  # number of layers that are kept (in each stage)

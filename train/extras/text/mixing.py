@@ -220,7 +220,7 @@ def text_masking(data: Data) -> Vocabulary:
     """What masked models need to know of the tokenizer of ``data``.
 
     Raises:
-      UserError: there is none, or it does not have what the settings need.
+      UserError: the tokenizer lacks a mask, or the marks of words for ``data.whole_words``.
     """
     if data.tokenizer == "none":
         raise UserError(
