@@ -40,7 +40,7 @@ class Sensitivity:
     Layers are given by index; -1 is the last layer.
 
     Attributes:
-      kind: the measure (`layer_sensitivity`), or "influence" (`jaxgrow.models.streams.block_influence`).
+      kind: the measure (`layer_sensitivity`), or "influence" (`jaxgrow.extras.importance.block_influence`).
       after: length of the pre-analysis, as a fraction of the steps. The pre-analysis keeps every
         layer, and the schedule of theta begins after it.
       every: fraction of the steps after which sensitivities are measured again; 0 measures them

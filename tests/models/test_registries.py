@@ -37,6 +37,7 @@ REGISTRIES = {
     "joining": "train.common.hosts:JOINING",
     "lengths": "train.analysis.comparing:LENGTHS",
     "listing": "train.arguments:LISTINGS",
+    "measure": "train.plan.training:MEASURES",
     "memory check": "train.run.trainer:MEMORY_CHECKS",
     "location of a model": "jaxgrow.checkpoints.opening:LOCATIONS",
     "merge": "jaxgrow.cli.v_cycle_commands:MERGES",

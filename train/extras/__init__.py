@@ -37,6 +37,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         "Labelled": "train.extras.labelled.task",
     },
     "batch ramp": {"plan": "train.extras.ramp"},
+    "measure": {"influence": "train.extras.influence"},
     "phase": {"experts": "train.extras.expert_utility"},
     "method": {"FineTune": "train.extras.fine_tune", "Inherit": "train.extras.inherit"},
     "modifier": dict.fromkeys(

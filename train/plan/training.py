@@ -24,7 +24,6 @@ from jaxgrow import flops
 from jaxgrow.axes import Tree
 from jaxgrow.layerdrop import Sensitivity, TokenDrop, layer_sensitivity
 from jaxgrow.models import Config
-from jaxgrow.models.streams import block_influence, residual_streams
 from jaxgrow.optim import muon
 from jaxgrow.optim.scaling import MULTIPLIERS
 from jaxgrow.registry import Registry
@@ -369,12 +368,16 @@ def _init(
     return placed(jax.tree.map(jnp.copy, phase.averaged({**own, **others}, tx, key, *given)))
 
 
+# Measures other than the effect on the loss: functions of a config, parameters and micro-batches.
+MEASURES: Registry[Callable[[Config, Tree, Tree], jax.Array]] = Registry("measure", "train.extras")
+
+
 @dataclass(frozen=True)
 class Measure(Phase, reads=("name",), writes="name"):
     """Measures the importance of each layer of the model ``name`` on validation data.
 
     The measure is the effect on the loss (`jaxgrow.layerdrop.layer_sensitivity`), or on the residual
-    stream (`jaxgrow.models.streams.block_influence`).
+    stream (`jaxgrow.extras.importance.block_influence`).
     """
 
     name: str
@@ -391,12 +394,9 @@ class Measure(Phase, reads=("name",), writes="name"):
         def at(keep_mask, batch):
             return loss(model, batch, keep_mask)
 
-        def one(batch):
-            found = residual_streams(model.config, parameters(model), batch[0])
-            return jnp.concatenate([block_influence(stream) for stream in found.values()])
-
         if (kind := self.sensitivity.kind) == "influence":
-            return replace(model, sensitivity=jax.lax.map(one, batches).mean(0))
+            found = MEASURES[kind](model.config, parameters(model), batches)
+            return replace(model, sensitivity=found)
         return replace(model, sensitivity=layer_sensitivity(at, model.config.depth, batches, kind))
 
     def flops(self, config: Config, samples: int) -> float:
