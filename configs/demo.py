@@ -26,7 +26,8 @@ methods use the same values.
 from dataclasses import replace
 
 from jaxgrow.extras.freeze import Freeze
-from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop
+from jaxgrow.extras.token_dropping import TokenDrop
+from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import GPT2Config, ViTConfig
 from train.config.experiment import Experiment
 from train.extras.images.images import Images

@@ -9,7 +9,7 @@ compiled step.
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +22,19 @@ from jaxgrow.axes.names import (
 )
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import products
-from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models.config import Config, Cost
+
+
+class TokenSkips(Protocol):
+    """Which tokens bypass which layers, such as `jaxgrow.extras.token_dropping.TokenDrop`."""
+
+    def kept(self, length: int) -> int:
+        """Return the number of tokens of a sequence that pass through all layers."""
+        ...
+
+    def middle(self, layers: int) -> tuple[int, int]:
+        """Return the range of layers ``begin .. end - 1`` that the other tokens bypass."""
+        ...
 
 
 def forward_flops(
@@ -86,7 +97,7 @@ def train_flops(
     layers: float | None = None,
     *,
     frozen: int = 0,
-    drop: TokenDrop | None = None,
+    drop: TokenSkips | None = None,
     at_once: int | None = None,
 ) -> float:
     """Return the FLOPs of a training step. The backward pass costs two forward passes.
@@ -124,7 +135,7 @@ def train_flops(
 
 
 def _skipped(
-    config: Config, tokens: int, length: int, drop: TokenDrop, frozen: int, at_once: int | None
+    config: Config, tokens: int, length: int, drop: TokenSkips, frozen: int, at_once: int | None
 ) -> float:
     """Return the FLOPs that a step saves because some tokens bypass the middle layers."""
     begin, end = drop.middle(config.depth)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgrow.layerdrop import Variance, fit_variance
+from jaxgrow.extras.variance import fit_variance
+from jaxgrow.layerdrop import Variance
 from jaxgrow.layerdrop.schedules import whole_steps
 from jaxgrow.typed import Json
 from train.analysis.runs import Run

@@ -144,6 +144,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "rotary scaling": dict.fromkeys(
         ("dynamic", "longrope", "yarn"), "jaxgrow.extras.models.rotary"
     ),
+    "scaling of segments": dict.fromkeys(("dynamic", "longrope"), "jaxgrow.extras.models.rotary"),
     "model family": {
         "CaiTConfig": "jaxgrow.extras.models.cait",
         "DeBERTaConfig": "jaxgrow.extras.models.deberta",

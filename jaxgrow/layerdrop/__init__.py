@@ -1,4 +1,4 @@
-"""Layer and token dropping that reduce the training time.
+"""Layer dropping that reduces the training time.
 
 The package contains schedules, sensitivities, keep masks, and two ways to skip a layer. `LayerDrop`
 holds the settings, and `keep_masks` samples the keep masks of a step. `KeepMask` specifies which
@@ -17,22 +17,18 @@ from jaxgrow.layerdrop.sampling import independent, keep_masks, sample, systemat
 from jaxgrow.layerdrop.schedules import (
     LayerDrop,
     Variance,
-    fit_variance,
     output_divisors,
     schedule,
     theta,
 )
-from jaxgrow.layerdrop.tokens import TokenDrop, sample_tokens
 
 __all__ = [
     "KeepMask",
     "LayerDrop",
     "Sensitivity",
-    "TokenDrop",
     "Variance",
     "block_list",
     "conditional",
-    "fit_variance",
     "independent",
     "keep_masks",
     "keep_probabilities",
@@ -42,7 +38,6 @@ __all__ = [
     "program_counts",
     "program_odds",
     "sample",
-    "sample_tokens",
     "schedule",
     "systematic",
     "theta",

@@ -9,9 +9,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
-from numpy.typing import NDArray
 
 from jaxgrow.layerdrop.allocation import Sensitivity, block_list, keep_probabilities
 
@@ -38,7 +36,7 @@ class Variance:
     to 1 while layers are dropped. SBLD fits "a poly-weighted exponential gamma distribution" to the
     variance between training with and without dropping. That formula, its relation to the keep
     probabilities, and the data and time of the measurement are not public. This curve replaces the
-    formula, `fit_variance` replaces the fit, and `theta` defines our relation to the keep
+    formula, `jaxgrow.extras.variance.fit_variance` replaces the fit, and `theta` defines our relation to the keep
     probabilities. [reconstructed]
 
     Attributes:
@@ -58,52 +56,6 @@ class Variance:
     def __call__(self, u: ArrayLike) -> jax.Array:
         at = jnp.asarray(u) / self.peak
         return jnp.exp((self.shape - 1) * (jnp.log(at) - at + 1))
-
-
-def fit_variance(times: ArrayLike, variance: ArrayLike) -> Variance:
-    """Fit the curve `Variance` to measurements.
-
-    The measurements can be ``(loss_dropped - loss_baseline)^2`` of two runs
-    (``python -m train.variance`` reads them from the logs). The function fits
-    ``log v = a + (shape - 1) (log u - u / peak)``, which is linear in three unknowns, by least
-    squares. Each point has the weight v^2, so that, to first order, this is a least-squares fit of
-    v itself. Zeros have no weight. The function is pure and uses NumPy in float64. [reconstructed]
-
-    Args:
-      times: the times u of the measurements, [n], in (0, 1].
-      variance: the measured values, [n], not negative.
-
-    Returns:
-      The curve, for ``LayerDrop(time="variance", variance=...)``.
-
-    Raises:
-      ValueError: fewer than three points that are not zero, or a curve without a peak.
-
-    Example:
-      >>> u = np.linspace(0.1, 1, 10)
-      >>> found = fit_variance(u, Variance(peak=0.25, shape=3.0)(u))
-      >>> round(found.peak, 3), round(found.shape, 3)
-      (0.25, 3.0)
-    """
-    measured = np.asarray(variance, np.float64)
-    some = measured > 0
-    u = np.asarray(times, np.float64)[some]
-    v = measured[some]
-    if len(np.unique(u)) < 3:
-        raise ValueError(
-            f"a fit needs at least three points that are not zero, but there are {len(np.unique(u))}"
-        )
-    v = v / v.max()
-    terms: NDArray[np.float64] = np.stack([np.ones_like(u), np.log(u), -u], 1)
-    logs: NDArray[np.float64] = v * np.log(v)
-    weighted: NDArray[np.float64] = v[:, None] * terms
-    _, rise, fall = np.linalg.lstsq(weighted, logs, rcond=None)[0]
-    if not 0 < rise <= fall:
-        raise ValueError(
-            "the variance does not have a peak while layers are dropped. It only "
-            f"{'falls' if rise <= 0 else 'rises'}. Measure longer or more often, or use another time than 'variance'"
-        )
-    return Variance(float(rise / fall), float(1 + rise))
 
 
 @dataclass(frozen=True)
@@ -140,7 +92,7 @@ class LayerDrop:
       depth: the keep probabilities over depth (`schedule`), if there is no ``sensitivity``.
       gamma: how fast theta approaches its limit with ``time="pld"``, in units of 1/T. The paper
         proposes 100; the published config has 0.001 per step in 200,000 steps, which is 200.
-      variance: the curve for ``time="variance"``, as returned by `fit_variance`.
+      variance: the curve for ``time="variance"``, as returned by `jaxgrow.extras.variance.fit_variance`.
       reverse: whether time runs backwards, so that dropping decreases.
       recovery: fraction of the steps at the end in which every layer is kept.
       sensitivity: settings of SBLD, which sets the keep probabilities over depth by measured

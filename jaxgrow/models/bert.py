@@ -19,14 +19,11 @@ from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import segment_positions
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost
-from jaxgrow.models.encoder import Encoder, EncoderConfig, gelu, mask_of
+from jaxgrow.models.encoder import Encoder, EncoderConfig, mask_of
 from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT, Call, Stack
-from jaxgrow.models.modules import MLP, Linear, SelfAttention
+from jaxgrow.models.modules import ACTIVATIONS, MLP, Linear, SelfAttention
 from jaxgrow.models.norms import LayerNorm
-
-# The activations between the two kernels of the head of classes.
-POOLINGS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu}
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ class BERTBlock(nn.Module):
             y_BTD = attend(x_BTD, mask_BS, *positions, segments_BT=segments_BT)
             return add_adapter(self, "attention", y_BTD)
 
-        mlp = MLP(c.embed, c.mlp, INIT, out_init, self.dtype, gelu, name="mlp")
+        mlp = MLP(c.embed, c.mlp, INIT, out_init, self.dtype, ACTIVATIONS["gelu"], name="mlp")
         if c.norm == "pre":
             x_BTD = x_BTD + rescaled(attention(attention_norm(x_BTD)), scale, "attention")
             return x_BTD + rescaled(add_adapter(self, "mlp", mlp(mlp_norm(x_BTD))), scale, "mlp")
@@ -224,7 +221,7 @@ class BERT(Encoder):
         axes = ("embed" + READ, "embed")
         shape = (c.embed, c.embed)
         y_BD = Linear(axes, shape, 1, INIT, x_BTD.dtype, name="pooler")(x_BTD[:, 0])
-        return POOLINGS[c.pooling](y_BD)
+        return ACTIVATIONS[c.pooling](y_BD)
 
 
 def _position_rows(config: BERTConfig, position_embedding_PD, call: Call):

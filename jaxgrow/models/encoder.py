@@ -4,7 +4,6 @@ Shape suffixes: B batch, T positions, S positions of the head, D embed, V vocab.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import ClassVar
 
 import jax
@@ -16,9 +15,7 @@ from jaxgrow.models.config import Array, Shapes, TextConfig
 from jaxgrow.models.decoder import head_kernel
 from jaxgrow.models.loss import token_logits_or_loss
 from jaxgrow.models.model import INIT, Call, Model
-from jaxgrow.models.modules import Linear
-
-gelu = partial(jax.nn.gelu, approximate=False)
+from jaxgrow.models.modules import ACTIVATIONS, Linear
 
 
 def masked_positions(masked: float, length: int) -> int:
@@ -142,7 +139,8 @@ class Encoder(Model):
         """Return the first part of the head, ``norm(gelu(x W + b))``."""
         axes = ("embed" + READ, "embed")
         shape = (self.config.embed, self.config.embed)
-        return norm(gelu(Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)))
+        y_BTD = Linear(axes, shape, 1, INIT, x_BTD.dtype, bias, name="transform")(x_BTD)
+        return norm(ACTIVATIONS["gelu"](y_BTD))
 
     def predicted(self, x_BTD: jax.Array, embedding_VD: jax.Array, call: Call) -> Tree:
         """Return `token_logits_or_loss` with a bias for every token of the vocabulary."""

@@ -8,7 +8,6 @@ layers.
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal
 
 import jax
@@ -23,7 +22,7 @@ from jaxgrow.models.config import Cost, TextConfig, head_cost
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.model import Call, Stack
-from jaxgrow.models.modules import MLP, SelfAttention
+from jaxgrow.models.modules import ACTIVATIONS, MLP, SelfAttention
 from jaxgrow.models.norms import LayerNorm
 
 
@@ -94,11 +93,7 @@ class GPT2Block(nn.Module):
         y_BTD = attention(h_BTD, past=past, segments_BT=segments_BT)
         x_BTD = x_BTD + rescaled(add_adapter(self, "attention", y_BTD), scale, "attention")
         h_BTD = LayerNorm("embed", c.eps, self.dtype, name="mlp_norm")(x_BTD)
-        activation = (
-            jax.nn.relu
-            if c.activation == "relu"
-            else partial(jax.nn.gelu, approximate=c.activation != "gelu")
-        )
+        activation = ACTIVATIONS[c.activation]
         mlp = MLP(c.embed, c.mlp, init, out_init, self.dtype, activation, name="mlp")
         return x_BTD + rescaled(add_adapter(self, "mlp", mlp(h_BTD)), scale, "mlp")
 

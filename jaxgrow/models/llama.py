@@ -10,7 +10,6 @@ mlp, V vocab, C classes, R rotated dimensions of a head, I pairs of them.
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -46,7 +45,7 @@ from jaxgrow.models.config import (
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.model import Call, Stack, tokens_at
-from jaxgrow.models.modules import MLP, Linear, project_together
+from jaxgrow.models.modules import ACTIVATIONS, MLP, Linear, project_together
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import loop_blocks, stacked_blocks
 from jaxgrow.registry import Registry
@@ -58,6 +57,9 @@ MIXTURES: Registry[Callable[..., Any]] = Registry("mixture of experts")
 # Other scalings of rotary positions than "llama3" and "linear": functions of the config and of the
 # number of positions. They return the frequencies [R/2], and a factor of queries and keys.
 SCALINGS: Registry[Callable[..., tuple[np.ndarray, float]]] = Registry("rotary scaling")
+# Those of them that depend on the length of each segment. They return the rotations of each kind of
+# layer, and the row of each token in them [B, T].
+SEGMENTS: Registry[Callable[..., tuple[list, jax.Array]]] = Registry("scaling of segments")
 
 
 class LayerKind(NamedTuple):
@@ -78,11 +80,6 @@ KINDS = {
     "f": LayerKind(False, "global"),
     "s": LayerKind(True, "local"),
     "n": LayerKind(False, "none"),
-}
-ACTIVATIONS: dict[str, Callable] = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": jax.nn.gelu,
 }
 
 
@@ -710,7 +707,9 @@ def layer_and_blocks(
     by_kind = [rotary_angles(c, positions, kind) for kind, _ in kinds]
     at_BT = None
     if segments_BT is not None:
-        by_kind, at_BT = _in_segments(c, segments_BT, [kind for kind, _ in kinds], by_kind)
+        at_BT = segment_positions(segments_BT)
+        if c.rope_by in SEGMENTS:
+            by_kind, at_BT = SEGMENTS[c.rope_by](c, at_BT, segments_BT, kinds, by_kind)
     rotation_NTI = [np.stack(a) for a in zip(*by_kind, strict=True)]
     windows_N = np.array(
         [c.window if KINDS[kind].window else positions for kind, _ in kinds], np.int32
@@ -738,44 +737,6 @@ def layer_and_blocks(
         return block.apply({"params": w}, x, read, *scale, **reading)
 
     return Stack(layer, blocks)
-
-
-def _in_segments(
-    c: LlamaConfig,
-    segments_BT: jax.Array,
-    kinds: list[str],
-    whole: list[tuple[np.ndarray, np.ndarray]],
-) -> tuple[list, jax.Array]:
-    """Return the rotations of each kind of layer, and the row of each token in them, [B, T].
-
-    Rows count from the begin of the segment. For "longrope", the rows of short segments are before
-    the rows of the others.
-
-    Args:
-      c: the config.
-      segments_BT: segment ids of the tokens.
-      kinds: the kinds of layers.
-      whole: `rotary_angles` of each kind for the length of the sequence.
-
-    Raises:
-      ValueError: the rotations would depend on the length of each segment.
-    """
-    at_BT = segment_positions(segments_BT)
-    length = segments_BT.shape[1]
-    if c.rope_by == "dynamic" and length > c.context:
-        raise ValueError(
-            f"rope_by='dynamic' does not support segments in sequences of {length} tokens, more than "
-            f"context={c.context}: use shorter sequences"
-        )
-    if c.rope_by != "longrope" or length <= c.rope_context:
-        return whole, at_BT
-    last_BT = jnp.flip(segment_positions(jnp.flip(segments_BT, 1)), 1)
-    short = [rotary_angles(c, c.rope_context, kind) for kind in kinds]
-    both = [
-        [np.concatenate(pair) for pair in zip(a, b, strict=True)]
-        for a, b in zip(short, whole, strict=True)
-    ]
-    return both, jnp.where(at_BT + last_BT < c.rope_context, at_BT, at_BT + c.rope_context)
 
 
 def _of_kind(w: Params, *tables: Tree) -> tuple:

@@ -340,34 +340,24 @@ def _in_pieces(
     """
     samples, length = sequences[0].shape[:2]
     size = max(1, min(length, (positions or logit_positions()) * batch_parts(samples) // samples))
-    if sequence_parts(length) > 1:
-        return _in_pieces_of_parts(function, total, sequences, size)
-    whole = length // size * size
-    cut = [x[:, :whole].reshape(samples, -1, size, *x.shape[2:]).swapaxes(0, 1) for x in sequences]
-    total, each = jax.lax.scan(function, total, tuple(cut))
-    each = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(samples, whole, *x.shape[3:]), each)
+    parts = sequence_parts(length)
+    own = length // parts
+    if parts > 1:  # a piece has the same number of positions of each shard of a sequence
+        size = max(n for n in range(1, min(size, own) + 1) if own % n == 0)
+    whole = own // size * size * parts
+
+    def cut(x):
+        x = x[:, :whole].reshape(samples, parts, -1, size, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 0).reshape(-1, samples, parts * size, *x.shape[4:])
+
+    def joined(x):
+        x = x.reshape(-1, samples, parts, size, *x.shape[3:])
+        x = jnp.moveaxis(x, 0, 2).reshape(samples, whole, *x.shape[4:])
+        return split_sequences(x) if parts > 1 else x
+
+    total, each = jax.lax.scan(function, total, tuple(cut(x) for x in sequences))
+    each = jax.tree.map(joined, each)
     if whole < length:
         total, last = function(total, tuple(x[:, whole:] for x in sequences))
         each = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), each, last)
     return total, each
-
-
-def _in_pieces_of_parts(
-    function: Callable, total: Tree, sequences: Sequence[jax.Array], size: int
-) -> tuple[Tree, Tree]:
-    """`_in_pieces` for sharded sequences: a piece has the same number of positions per shard."""
-    samples, length = sequences[0].shape[:2]
-    parts = sequence_parts(length)
-    own = length // parts
-    size = max(n for n in range(1, min(size, own) + 1) if own % n == 0)
-
-    def cut(x):
-        x = x.reshape(samples, parts, own // size, size, *x.shape[2:])
-        return jnp.moveaxis(x, 2, 0).reshape(own // size, samples, parts * size, *x.shape[4:])
-
-    def joined(x):
-        x = x.reshape(own // size, samples, parts, size, *x.shape[3:])
-        return split_sequences(jnp.moveaxis(x, 0, 2).reshape(samples, length, *x.shape[4:]))
-
-    total, each = jax.lax.scan(function, total, tuple(cut(x) for x in sequences))
-    return total, jax.tree.map(joined, each)

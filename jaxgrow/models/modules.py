@@ -6,6 +6,7 @@ rows of a matrix, I inputs.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -224,6 +225,17 @@ class MLP(nn.Module):
 def quick_gelu(x: jax.Array) -> jax.Array:
     """The approximation of GELU in CLIP: ``x sigmoid(1.702 x)``."""
     return x * jax.nn.sigmoid(1.702 * x)
+
+
+# The activations by the names that configs have.
+ACTIVATIONS: dict[str, Callable] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "quick_gelu": quick_gelu,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
 
 
 def layer_scaled(module: nn.Module, name: str, y_BTD: jax.Array, init: float) -> jax.Array:

@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, READ, Params, Tree
 from jaxgrow.models.config import Config, Head, Shapes
-from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT
 from jaxgrow.models.modules import Linear
 
@@ -145,13 +144,3 @@ def resized_positions(
             rearrange(grid, "h w d -> (h w) d").astype(position_embedding_TD.dtype),
         ]
     )
-
-
-def class_head(
-    config: PatchConfig, x_BD: jax.Array, name: str = "head", axis: str = "embed", bias: bool = True
-) -> jax.Array:
-    """Return logits [B, classes], in float32 or better.
-
-    Call it inside a compact module, which gets the kernel as ``name``.
-    """
-    return class_logits(x_BD, config.classes, INIT, name, bias, axis)

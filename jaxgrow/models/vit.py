@@ -10,7 +10,6 @@ K head_dim, F mlp, P pixels on a side of a patch, C channels, L layers.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar, Literal
 
 import jax
@@ -22,10 +21,11 @@ from jaxgrow.axes.names import BELOW, READ, named_init
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost, Head
+from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT, Call, Model, Stack
-from jaxgrow.models.modules import MLP, Linear, SelfAttention, layer_scaled, quick_gelu
+from jaxgrow.models.modules import ACTIVATIONS, MLP, Linear, SelfAttention, layer_scaled
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import PatchConfig, class_head, embed_patches
+from jaxgrow.models.patches import PatchConfig, embed_patches
 from jaxgrow.registry import Registry
 
 
@@ -147,13 +147,6 @@ class ViTConfig(PatchConfig):
         return keys + 2 * (2 * self.embed * width + 2 * self.embed * self.mlp) / length
 
 
-ACTIVATIONS: dict[str, Callable] = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": jax.nn.gelu,
-    "quick_gelu": quick_gelu,
-}
-
-
 # The module of the pooler of SigLIP.
 POOLERS: Registry[Callable[..., nn.Module]] = Registry("pooler")
 
@@ -270,10 +263,11 @@ class ViT(Model):
             if c.pooler != "none":
                 self.sow("intermediates", "pooled", pooler_output(c, x_BSD))
             return self.wide(x_BSD)
-        logits = class_head(c, x_BSD[:, 0], bias=c.head_bias)
+        logits = class_logits(x_BSD[:, 0], c.classes, INIT, "head", c.head_bias)
         if c.mean_head:
             patches_BTD = x_BSD[:, 1 + c.registers :]
-            logits = logits + class_head(c, patches_BTD.mean(1), "mean_head", bias=False)
+            means_BD = patches_BTD.mean(1)
+            logits = logits + class_logits(means_BD, c.classes, INIT, "mean_head", bias=False)
         if c.distillation == "head":
-            logits = (logits + class_head(c, x_BSD[:, 1], "distillation_head")) / 2
+            logits = (logits + class_logits(x_BSD[:, 1], c.classes, INIT, "distillation_head")) / 2
         return logits

@@ -10,7 +10,7 @@ hundred steps on the pre-training loss, while the small model is frozen::
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -275,10 +275,6 @@ def learned_growth(coefficients: Coefficients, axes: Axes, sizes: Sizes) -> Rule
     return Rules(tuple(rule(leaf, *use) for leaf, use in uses.items()))
 
 
-def _names_by_path(axes: Axes) -> Iterator[tuple[str, Names]]:
-    yield from by_path(axes, is_leaf=is_names).items()
-
-
 def _modules(axes: Axes) -> dict[str, str]:
     """``{leaf: module that its depth weights belong to}`` for the leaves of layers.
 
@@ -286,7 +282,7 @@ def _modules(axes: Axes) -> dict[str, str]:
     several modules.
     """
     folders: dict[str, dict[str, str]] = {}
-    for leaf, names in _names_by_path(axes):
+    for leaf, names in by_path(axes, is_leaf=is_names).items():
         if layers_of(names):
             folders.setdefault(leaf.rpartition("/")[0], {})[leaf] = role_of(leaf, names)
     one = [["kernel"], ["bias", "kernel"], ["norm scale"], ["norm bias", "norm scale"]]
@@ -302,7 +298,7 @@ def _module_kinds(axes: Axes) -> dict[str, str]:
     """``{module: its axis names}``. The axis names identify the kind of a module, without its name."""
     of = _modules(axes)
     found: dict[str, list[str]] = {}
-    for leaf, names in _names_by_path(axes):
+    for leaf, names in by_path(axes, is_leaf=is_names).items():
         if leaf in of:
             found.setdefault(of[leaf], []).append(" ".join(names))
     return {module: ", ".join(sorted(names)) for module, names in found.items()}
@@ -328,7 +324,7 @@ def _uses(axes: Axes, attention: str) -> dict[str, tuple[Names, Acting]]:
     out: dict[str, tuple[Names, Acting]] = {}
     readers: dict[str, str] = {}  # leaves that read the attention values, and their blocks
     values: set[str] = set()
-    for leaf, names in _names_by_path(axes):
+    for leaf, names in by_path(axes, is_leaf=is_names).items():
         plain = tuple(axis_of(n) for n in names)
         acting: Acting = []
         out[leaf] = (names, acting)

@@ -6,7 +6,7 @@ head is also the source of the new key/value head (`copied_units`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -127,34 +127,23 @@ def _brief(x: object) -> str:
     return f"{text if len(text) <= 60 else '...'} of type {type(x).__name__}"
 
 
-def layers_beside(operator: str, axis: str, sizes: Sizes) -> str:
-    """The layer axis that belongs to ``axis``, for an operator that treats layers separately.
+def axis_beside(operator: str, axis: str, kind: Literal["layers", "embed"], sizes: Sizes) -> str:
+    """The layer axis or the residual stream that belongs to ``axis``, for an operator that needs it.
 
     Raises:
       ValueError: the model does not have such an axis.
     """
-    layers = sibling_axis(axis, LAYERS)
-    if layers not in sizes:
+    found = sibling_axis(axis, kind)
+    if found not in sizes:
+        what, way_out = {
+            LAYERS: ("layer axis", f"; {_STACK}"),
+            "embed": ("residual stream", ". Rename its axes (see jaxgrow.axes)"),
+        }[kind]
         raise ValueError(
-            f"axis {axis!r}: {operator} needs the layer axis {layers!r}, but the model has only "
-            f"{', '.join(sizes)}; {_STACK}"
+            f"axis {axis!r}: {operator} needs the {what} {found!r}, but the model has only "
+            f"{', '.join(sizes)}{way_out}"
         )
-    return layers
-
-
-def stream_beside(operator: str, axis: str, sizes: Sizes) -> str:
-    """The residual stream that belongs to ``axis``, for an operator that needs its size.
-
-    Raises:
-      ValueError: the model does not have such an axis.
-    """
-    stream = sibling_axis(axis, "embed")
-    if stream not in sizes:
-        raise ValueError(
-            f"axis {axis!r}: {operator} needs the residual stream {stream!r}, but the model has "
-            f"only {', '.join(sizes)}. Rename its axes (see jaxgrow.axes)"
-        )
-    return stream
+    return found
 
 
 def grown_sizes(

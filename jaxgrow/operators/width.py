@@ -15,13 +15,12 @@ from jaxgrow.operators.registry import ModelForm, by_maps, operator
 from jaxgrow.operators.targets import (
     WIDTHS,
     Sizes,
+    axis_beside,
     copied_units,
     grown_sizes,
     layer_axes,
-    layers_beside,
     mark_first_copies,
     multiple_sizes,
-    stream_beside,
     width_axes,
 )
 
@@ -141,7 +140,7 @@ def aki(sizes: Sizes, target: Sizes, seed: int = 0) -> Rules:
     rules: list[Rule] = []
     for axis, m in copies.items():
         if axis not in base:
-            layers_beside("aki", axis, sizes)
+            axis_beside("aki", axis, "layers", sizes)
             own, others = (
                 AxisMap(masked_rows(m.write, keep), masked_rows(m.read, keep))
                 for keep in split_units(m)
@@ -235,9 +234,10 @@ def lemon(
     growth: dict[str, AxisMap] = {}
     for axis, index in copied_units("lemon", sizes, found).items():
         old = sizes[axis]
-        stream = stream_beside("lemon", axis, sizes)
+        stream = axis_beside("lemon", axis, "embed", sizes)
         noise = 1 / (
-            target.get(stream, sizes[stream]) ** 0.5 * sizes[layers_beside("lemon", axis, sizes)]
+            target.get(stream, sizes[stream]) ** 0.5
+            * sizes[axis_beside("lemon", axis, "layers", sizes)]
         )
         if axis == stream:
             index = index[: len(index) // old * old]

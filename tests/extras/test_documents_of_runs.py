@@ -15,7 +15,8 @@ import runs
 from documents import DOCUMENTS, document_data, documents_of, loss_within_documents
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jaxgrow.layerdrop import LayerDrop, TokenDrop
+from jaxgrow.extras.token_dropping import TokenDrop
+from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import BERTConfig
 from train import pretrain
 from train.common.errors import UserError

@@ -15,7 +15,8 @@ import runs
 
 from jaxgrow.extras.freeze import Freeze
 from jaxgrow.extras.peft.lora import LoRA, init_lora, merge_lora
-from jaxgrow.layerdrop import LayerDrop, Sensitivity, TokenDrop, Variance
+from jaxgrow.extras.token_dropping import TokenDrop
+from jaxgrow.layerdrop import LayerDrop, Sensitivity, Variance
 from jaxgrow.layerdrop.schedules import schedule
 from jaxgrow.models import Adapter, BERTConfig, Config, Loop, ViTConfig
 from jaxgrow.operators.ligo import LiGO

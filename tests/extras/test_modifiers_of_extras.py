@@ -16,8 +16,9 @@ import runs
 import tiny
 
 from jaxgrow import flops, grow, operators
+from jaxgrow.extras.token_dropping import TokenDrop
 from jaxgrow.growth.moments import clock
-from jaxgrow.layerdrop import LayerDrop, TokenDrop
+from jaxgrow.layerdrop import LayerDrop
 from train import pretrain
 from train.data.windows import next_tokens
 from train.extras.modifiers import DropTokens, DropUnits, Ramp, Rewarm, ShortContext

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxgrow.extras.variance import fit_variance
 from jaxgrow.layerdrop import (
     LayerDrop,
     Sensitivity,
     Variance,
     block_list,
-    fit_variance,
     independent,
     keep_masks,
     keep_probabilities,

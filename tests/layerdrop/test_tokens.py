@@ -18,7 +18,8 @@ import runs
 import tiny
 
 from jaxgrow.extras.freeze import Freeze
-from jaxgrow.layerdrop import KeepMask, LayerDrop, TokenDrop, sample_tokens
+from jaxgrow.extras.token_dropping import TokenDrop, sample_tokens
+from jaxgrow.layerdrop import KeepMask, LayerDrop
 from jaxgrow.models.gpt2 import GPT2Block
 from jaxgrow.models.stack import KeptTokens
 from train import pretrain

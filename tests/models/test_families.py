@@ -32,7 +32,8 @@ from jaxgrow import checkpoints, operators, preserves_function, sizes
 from jaxgrow.axes import is_names
 from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.extras.freeze import Freeze
-from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, TokenDrop
+from jaxgrow.extras.token_dropping import TokenDrop
+from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity
 from jaxgrow.models import BERTConfig, Config, LlamaConfig, ViTConfig, from_json
 from jaxgrow.operators import ligo
 from train import pretrain

@@ -15,7 +15,7 @@ from jaxgrow import flops
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.extras.models.deberta import DeBERTaConfig
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
-from jaxgrow.layerdrop import TokenDrop
+from jaxgrow.extras.token_dropping import TokenDrop
 from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, ViTConfig
 
 # XLA also counts norms, softmax and GELU, which the formula omits. They are 3 % at these sizes.

@@ -58,6 +58,7 @@ REGISTRIES = {
     "rounding": "jaxgrow.cli.writing:ROUNDING",
     "run checkpoint": "jaxgrow.checkpoints.opening:UNFINISHED",
     "sample order": "train.store.seen:ORDERS",
+    "scaling of segments": "jaxgrow.models.llama:SEGMENTS",
     "sharing": "train.analysis.comparing:SHARING",
     "stored experts": "jaxgrow.checkpoints.hf.registry:STORED_EXPERTS",
     "stored rotary scaling": "jaxgrow.checkpoints.hf.rope:STORED_SCALINGS",

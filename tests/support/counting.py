@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgrow import flops
-from jaxgrow.layerdrop import TokenDrop
+from jaxgrow.extras.token_dropping import TokenDrop
 from jaxgrow.models import Config
 from jaxgrow.models.stack import KeptTokens
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxgrow.axes import Tree
 from jaxgrow.extras.freeze import Freeze, hold_frozen
+from jaxgrow.extras.token_dropping import TokenDrop, sample_tokens
 from jaxgrow.growth.moments import clock
-from jaxgrow.layerdrop import KeepMask, TokenDrop, sample_tokens
+from jaxgrow.layerdrop import KeepMask
 from jaxgrow.layerdrop.execution import Dropout
 from jaxgrow.models import Config
 from jaxgrow.models.stack import KeptTokens

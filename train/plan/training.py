@@ -22,7 +22,7 @@ import optax
 
 from jaxgrow import flops
 from jaxgrow.axes import Tree
-from jaxgrow.layerdrop import Sensitivity, TokenDrop, layer_sensitivity
+from jaxgrow.layerdrop import Sensitivity, layer_sensitivity
 from jaxgrow.models import Config
 from jaxgrow.optim import muon
 from jaxgrow.optim.scaling import MULTIPLIERS
@@ -74,7 +74,7 @@ class SavedFlops(TypedDict, total=False):
     """Options of `jaxgrow.flops.train_flops` that describe the computation saved in every step."""
 
     frozen: int
-    drop: TokenDrop
+    drop: flops.TokenSkips
 
 
 # The modifiers that have a key, by key.

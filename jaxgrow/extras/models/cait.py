@@ -20,10 +20,11 @@ from jaxgrow.axes.names import READ, VALUE, named_init
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost
+from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear, layer_scaled
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import PatchConfig, class_head, embed_patches
+from jaxgrow.models.patches import PatchConfig, embed_patches
 from jaxgrow.models.stack import run_stack, stacked_blocks
 
 
@@ -222,4 +223,5 @@ class CaiT(Model):
             remat=c.remat,
             scan=c.scan_layers,
         )
-        return class_head(c, LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0])
+        x_BD = LayerNorm("embed", c.eps, dtype, name="final_norm")(u_B1D)[:, 0]
+        return class_logits(x_BD, c.classes, INIT, "head")

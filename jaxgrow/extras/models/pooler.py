@@ -9,9 +9,9 @@ from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import BELOW, named_init
 from jaxgrow.models.model import INIT
-from jaxgrow.models.modules import MLP, SelfAttention
+from jaxgrow.models.modules import ACTIVATIONS, MLP, SelfAttention
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.vit import ACTIVATIONS, POOLERS, ViTConfig
+from jaxgrow.models.vit import POOLERS, ViTConfig
 
 
 class AttentionPooler(nn.Module):

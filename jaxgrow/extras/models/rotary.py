@@ -1,14 +1,18 @@
 """Rotary positions for contexts longer than in pre-training: "longrope", "yarn" and "dynamic".
 
 `jaxgrow.models.llama.rotary_angles` finds them by name. The settings are fields of `LlamaConfig`.
-Shape suffix: R rotated dimensions of a head.
+Shape suffixes: B batch, T positions, R rotated dimensions of a head.
 """
 
 import math
+from typing import TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxgrow.models.llama import SCALINGS, LlamaConfig, frequencies
+from jaxgrow.models.attention import segment_positions
+from jaxgrow.models.llama import SCALINGS, SEGMENTS, LlamaConfig, frequencies, rotary_angles
 
 
 def longrope_frequencies(c: LlamaConfig, length: int) -> tuple[np.ndarray, float]:
@@ -44,6 +48,62 @@ def yarn_frequencies(c: LlamaConfig, length: int) -> tuple[np.ndarray, float]:
     return frequency * (share + (1 - share) / c.rope_factor), c.rope_scale
 
 
+# The rotations of each kind of layer: cosine and sine.
+Rotations: TypeAlias = list[tuple[np.ndarray, np.ndarray]]
+
+
+def longrope_segments(
+    c: LlamaConfig,
+    at_BT: jax.Array,
+    segments_BT: jax.Array,
+    kinds: list[tuple[str, bool]],
+    whole: Rotations,
+) -> tuple[list, jax.Array]:
+    """Return the rotations of each kind of layer, and the row of each token in them, [B, T].
+
+    The rows of short segments are before the rows of the others.
+
+    Args:
+      c: the config.
+      at_BT: the position of each token in its segment.
+      segments_BT: segment ids of the tokens.
+      kinds: the kinds of layers.
+      whole: `rotary_angles` of each kind for the length of the sequence.
+    """
+    if segments_BT.shape[1] <= c.rope_context:
+        return whole, at_BT
+    last_BT = jnp.flip(segment_positions(jnp.flip(segments_BT, 1)), 1)
+    short = [rotary_angles(c, c.rope_context, kind) for kind, _ in kinds]
+    both = [
+        [np.concatenate(pair) for pair in zip(a, b, strict=True)]
+        for a, b in zip(short, whole, strict=True)
+    ]
+    return both, jnp.where(at_BT + last_BT < c.rope_context, at_BT, at_BT + c.rope_context)
+
+
+def dynamic_segments(
+    c: LlamaConfig,
+    at_BT: jax.Array,
+    segments_BT: jax.Array,
+    kinds: list[tuple[str, bool]],
+    whole: Rotations,
+) -> tuple[list, jax.Array]:
+    """Return the rotations of a sequence within the context, as `longrope_segments` does.
+
+    Raises:
+      ValueError: the sequence is longer, so the rotations would depend on the length of each segment.
+    """
+    length = segments_BT.shape[1]
+    if length > c.context:
+        raise ValueError(
+            f"rope_by='dynamic' does not support segments in sequences of {length} tokens, more than "
+            f"context={c.context}: use shorter sequences"
+        )
+    return whole, at_BT
+
+
 SCALINGS.add("longrope", longrope_frequencies)
 SCALINGS.add("dynamic", dynamic_frequencies)
 SCALINGS.add("yarn", yarn_frequencies)
+SEGMENTS.add("longrope", longrope_segments)
+SEGMENTS.add("dynamic", dynamic_segments)

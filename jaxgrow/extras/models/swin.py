@@ -20,10 +20,11 @@ from jax.typing import DTypeLike
 from jaxgrow.axes.names import BELOW, READ, VALUE, Tree, named_init
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.config import Cost, OperatorTraits
+from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT, Call, Model, Stack
 from jaxgrow.models.modules import MLP, Linear
 from jaxgrow.models.norms import LayerNorm
-from jaxgrow.models.patches import PatchConfig, class_head, embed_patches
+from jaxgrow.models.patches import PatchConfig, embed_patches
 from jaxgrow.models.stack import stacked_blocks
 
 MAX_SCALE = math.log(100)  # the maximum logarithm of the factor of cosines
@@ -456,7 +457,7 @@ class Swin(Model):
         c = self.config
         last = f"embed.{len(c.layers) - 1}"
         x_BD = LayerNorm(last, c.eps, self.dtype, name="final_norm")(x_BTD).mean((1, 2))
-        return class_head(c, x_BD, axis=last)
+        return class_logits(x_BD, c.classes, INIT, "head", axis=last)
 
 
 class _Merge(nn.Module):

@@ -13,10 +13,10 @@ from jaxgrow.operators.targets import (
     KV_HEADS,
     WIDTHS,
     Sizes,
+    axis_beside,
     copied_units,
     grown_sizes,
     layer_axes,
-    layers_beside,
     mark_first_copies,
     multiple_sizes,
     width_axes,
@@ -150,7 +150,7 @@ def staged(sizes: Sizes, target: Sizes) -> Rules:
         return Rule(
             terms,
             axes=(
-                layers_beside("staged", axis, sizes),
+                axis_beside("staged", axis, "layers", sizes),
                 axis + inner,
                 sibling_axis(axis, "embed") + outer,
             ),

@@ -7,8 +7,8 @@ from typing import Protocol
 import jax
 
 from jaxgrow.axes.names import LAYERS, Axes, Names, axis_of, is_names, path, reads_axis, role_of
+from jaxgrow.extras.token_dropping import TokenDrop
 from jaxgrow.flops import layer_cost, train_flops
-from jaxgrow.layerdrop import TokenDrop
 from jaxgrow.models.config import Config, Cost
 
 
