@@ -102,6 +102,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "merge": {"fine-tunes": "jaxgrow.extras.commands.merge"},
     "conversion": dict.fromkeys(("images", "noise"), "jaxgrow.extras.changed_models"),
     "stored experts": {"fused": "jaxgrow.extras.families.fused_experts"},
+    "adapter module": {"bottleneck": "jaxgrow.extras.peft.bottleneck"},
     "adapter": {"lora": "jaxgrow.extras.hf_peft.alone"},
     "diagnosis": {
         "other content": "jaxgrow.extras.other_content",
@@ -114,6 +115,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "stored rotary scaling": dict.fromkeys(
         ("linear", "dynamic", "llama3", "yarn", "longrope"), "jaxgrow.extras.families.rope_scalings"
     ),
+    "new units": dict.fromkeys(("fresh", "spectral"), "jaxgrow.extras.fresh"),
     "multipliers": {"completep": "jaxgrow.extras.completep"},
     "naming": {
         "text model": "jaxgrow.extras.families.text_part",
@@ -145,6 +147,7 @@ EXTRAS: dict[str, dict[str, str]] = {
         ("dynamic", "longrope", "yarn"), "jaxgrow.extras.models.rotary"
     ),
     "scaling of segments": dict.fromkeys(("dynamic", "longrope"), "jaxgrow.extras.models.rotary"),
+    "image size": {"positions": "jaxgrow.extras.models.image_sizes"},
     "model family": {
         "CaiTConfig": "jaxgrow.extras.models.cait",
         "DeBERTaConfig": "jaxgrow.extras.models.deberta",

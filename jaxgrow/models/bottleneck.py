@@ -1,6 +1,7 @@
-"""Bottleneck adapters in a layer.
+"""Which bottleneck adapters does a layer have?
 
-`jaxgrow.extras.peft.adapters` trains and grows them. Shape suffixes: B batch, T positions, D embed.
+`jaxgrow.extras.peft.bottleneck` has their module, and `jaxgrow.extras.peft.adapters` grows them.
+Shape suffixes: B batch, T positions, D embed.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,10 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import jax
 from flax import linen as nn
-from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import READ, Axes
-from jaxgrow.models.modules import Linear
+from jaxgrow.axes.names import Axes
+from jaxgrow.registry import Registry
 
 if TYPE_CHECKING:
     from jaxgrow.models.config import Config
@@ -85,30 +85,8 @@ class Adapter:
         return len(self.at) * 4.0 * embed * self.size
 
 
-class Bottleneck(nn.Module):
-    """``f(y D + d) U + u``, where U is initialised to zeros.
-
-    D is initialised as in He et al. (ICLR 2022): uniform in ``+- 1 / sqrt(embed)``.
-    """
-
-    adapter: Adapter
-    dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, y_BTD):
-        embed = y_BTD.shape[-1]
-        size = self.adapter.size
-        init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-        down = Linear(("embed" + READ, BOTTLENECK), (embed, size), 1, init, self.dtype, name="down")
-        up = Linear(
-            (BOTTLENECK + READ, "embed"),
-            (size, embed),
-            1,
-            nn.initializers.zeros,
-            self.dtype,
-            name="up",
-        )
-        return up(ACTIVATIONS[self.adapter.activation](down(y_BTD)))
+# The module of an adapter in a layer.
+ADAPTERS: Registry[Callable[..., nn.Module]] = Registry("adapter module")
 
 
 def add_adapter(
@@ -123,4 +101,4 @@ def add_adapter(
     adapter: Adapter | None = config.adapter
     if adapter is None or sublayer not in adapter.at:
         return y_BTD
-    return y_BTD + Bottleneck(adapter, dtype, name=sublayer + ADAPTER)(y_BTD)
+    return y_BTD + ADAPTERS["bottleneck"](adapter, dtype, name=sublayer + ADAPTER)(y_BTD)

@@ -5,7 +5,7 @@ An image is divided into patches, and each patch is one position.
 Shape suffixes: B batch, T positions, P pixels on a side of a patch, C channels, D embed.
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -18,8 +18,11 @@ from jaxgrow.axes.names import BELOW, READ, Params, Tree
 from jaxgrow.models.config import Config, Head, Shapes
 from jaxgrow.models.model import INIT
 from jaxgrow.models.modules import Linear
+from jaxgrow.registry import Registry
 
 _AXES = ("patch_rows", "patch_columns", "channels")
+# How position embeddings fit another image size (`jaxgrow.extras.models.image_sizes`).
+RESIZING: Registry[Callable[..., jax.Array]] = Registry("image size")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class PatchConfig(Config):
         if not self.positions or not isinstance(old, PatchConfig):
             return params
         name = "position_embedding"
-        return params | {name: resized_positions(params[name], old, self)}
+        return params | {name: RESIZING["positions"](params[name], old, self)}
 
     def batch_shapes(self, samples: int) -> Shapes:
         images = (samples, self.image, self.image, self.channels)
@@ -117,30 +120,3 @@ def embed_patches(
     axes = (*(name + READ for name in _AXES), axis + BELOW)
     shape = (size, size, channels, config.sizes()[axis])
     return Linear(axes, shape, 3, INIT, dtype, bias, name="patch_embedding")(patches_BTPPC)
-
-
-def resized_positions(
-    position_embedding_TD: jax.Array, old: PatchConfig, new: PatchConfig
-) -> jax.Array:
-    """Return the position embeddings for another image size, [T, D] -> [T', D].
-
-    The positions of patches form a grid, which is interpolated (bicubic, as in DeiT, Touvron et
-    al., 2021, section 3). The positions of learned tokens are copied.
-
-    Args:
-      position_embedding_TD: position embeddings of ``old``.
-      old: the config of the model.
-      new: the config with the new image size.
-    """
-    if old.patches == new.patches:
-        return position_embedding_TD
-    tokens = old.positions - old.patches
-    before, after = (math.isqrt(c.patches) for c in (old, new))
-    grid = rearrange(position_embedding_TD[tokens:], "(h w) d -> h w d", h=before)
-    grid = jax.image.resize(grid, (after, after, grid.shape[-1]), "cubic")
-    return jnp.concatenate(
-        [
-            position_embedding_TD[:tokens],
-            rearrange(grid, "h w d -> (h w) d").astype(position_embedding_TD.dtype),
-        ]
-    )

@@ -22,7 +22,7 @@ ALLOWED = {
     "layerdrop": "",
     "sharding": "axes",
     "testing": "axes",
-    "growth": "axes sharding",
+    "growth": "axes registry sharding",
     "operators": "axes growth registry",
     "optim": "axes growth registry sharding",
     "models": "axes growth layerdrop registry sharding typed",

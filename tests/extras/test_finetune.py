@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 from jaxgrow import checkpoints, flops, operators
 from jaxgrow.checkpoints import load, orbax, save
 from jaxgrow.extras.freeze import Freeze
+from jaxgrow.extras.models.image_sizes import resized_positions
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import Adapter, ViTConfig
-from jaxgrow.models.patches import resized_positions
 from train import finetune as command
 from train.common.errors import UserError
 from train.extras.evaluation.tasks import evaluate_tasks

@@ -12,6 +12,7 @@ from jaxgrow.registry import Registry
 # The registry of each kind in the tables ``EXTRAS``.
 REGISTRIES = {
     "adapter": "jaxgrow.cli.writing:ADAPTERS",
+    "adapter module": "jaxgrow.models.bottleneck:ADAPTERS",
     "announcer": "train.analysis.comparing:ANNOUNCERS",
     "architecture": "jaxgrow.checkpoints.hf.registry:FAMILIES",
     "arguments": "train.arguments:MORE",
@@ -34,6 +35,7 @@ REGISTRIES = {
     "growth without sizes": "jaxgrow.cli.grow_commands:GROWTHS",
     "growing method": "jaxgrow.cli.grow_commands:GROWING",
     "holding": "train.plan.modifiers:HOLDING",
+    "image size": "jaxgrow.models.patches:RESIZING",
     "joining": "train.common.hosts:JOINING",
     "lengths": "train.analysis.comparing:LENGTHS",
     "listing": "train.arguments:LISTINGS",
@@ -49,6 +51,7 @@ REGISTRIES = {
     "note on groups": "jaxgrow.cli.v_cycle_commands:GROUP_NOTES",
     "multipliers": "jaxgrow.optim.scaling:MULTIPLIERS",
     "naming": "jaxgrow.checkpoints.hf.registry:NAMING",
+    "new units": "jaxgrow.growth.symmetry:INITIALISING",
     "operator function": "jaxgrow.operators:LATER",
     "origin": "train.store.origin:ORIGINS",
     "phase": "train.plan.methods:PHASES",

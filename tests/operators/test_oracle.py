@@ -17,9 +17,9 @@ import tiny
 from papers import AXES, fpi_matrix, in_matrices, layers, widened
 
 from jaxgrow import correct, grow, interpolate
+from jaxgrow.extras.fresh import fresh, spectral
 from jaxgrow.growth.maps import tile
 from jaxgrow.growth.matrices import dense
-from jaxgrow.growth.symmetry import fresh, spectral
 from jaxgrow.operators import (
     aki,
     average,

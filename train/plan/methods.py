@@ -212,7 +212,7 @@ class GrowTo:
     noise: float | None = None  # as in `train.plan.transforms.Grow`
     moments: Policy = "drop"
     # New entries are freshly initialised instead of copied; with "spectral", new matrices have the
-    # scale of `jaxgrow.growth.symmetry.spectral`.
+    # scale of `jaxgrow.extras.fresh.spectral`.
     fresh: bool | Literal["spectral"] = False
     # Fraction of the units of each expert that is initialised again.
     redrawn: float = 0.0

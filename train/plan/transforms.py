@@ -16,7 +16,7 @@ from jaxgrow.axes import LAYERS, Axes, axis_kind
 from jaxgrow.growth.maps import Growth, Rules, swap
 from jaxgrow.growth.merge import correct, interpolate
 from jaxgrow.growth.moments import Policy, grow_optimizer
-from jaxgrow.growth.symmetry import break_symmetry, fresh, spectral
+from jaxgrow.growth.symmetry import INITIALISING, break_symmetry
 from jaxgrow.layerdrop import Sensitivity
 from jaxgrow.models import Config
 from jaxgrow.models.llama import MIXTURES
@@ -283,7 +283,7 @@ class Grow(Transform, reads=("source",), writes="target"):
     # (`jaxgrow.growth.symmetry`); None: no noise.
     noise: float | None = None
     moments: Policy = "drop"
-    # New entries are freshly initialised instead of copied (`jaxgrow.growth.symmetry.fresh`); with
+    # New entries are freshly initialised instead of copied (`jaxgrow.extras.fresh`); with
     # "spectral", new matrices have the spectral scale.
     fresh: bool | Literal["spectral"] = False
     # Fraction of the units of each expert that is initialised again
@@ -371,9 +371,8 @@ class Grow(Transform, reads=("source",), writes="target"):
             config = config.resized(growth)
             if self.fresh:
                 new = initial(config, jax.random.key(self.seed), self.base)
-                params = fresh(
-                    params, growth, axes, spectral(new, axes) if self.fresh == "spectral" else new
-                )
+                new = INITIALISING["spectral"](new, axes) if self.fresh == "spectral" else new
+                params = INITIALISING["fresh"](params, growth, axes, new)
             else:
                 params = grow(growth, params, axes)
             if self.noise is not None and not isinstance(growth, Rules):
