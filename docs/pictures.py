@@ -166,7 +166,7 @@ LIBRARY = (
     ("cli", "the command jaxgrow"),
     ("checkpoints", "Hugging Face and Orbax folders"),
     ("models", "GPT-2, Llama, BERT, ViT"),
-    ("optim", "Muon, CompleteP"),
+    ("optim", "Muon"),
     ("operators", "the maps of each method"),
     ("growth", "maps and parameter trees"),
     ("layerdrop", "PLD and SBLD"),
@@ -176,7 +176,9 @@ TRAINER_EXTRAS = (
     "text\ntokenizers\nlabelled\nimages\nevaluation\naot\nadvice\nmodifiers\nbranching\n"
     "trackers\n\nand the other\ncommands"
 )
-LIBRARY_EXTRAS = "commands\nintegrations\nother_models\npeft\nhf_peft\nmodels\nfamilies\nplot"
+LIBRARY_EXTRAS = (
+    "commands\nintegrations\nother_models\npeft\nhf_peft\nmodels\noperators\nfamilies\nplot"
+)
 
 
 def architecture() -> plt.Figure:
