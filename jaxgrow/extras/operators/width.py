@@ -49,6 +49,7 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     {sections}
 
     Example:
+      >>> from jaxgrow.growth.matrices import dense
       >>> dense(zero_pad({"mlp": 2}, {"mlp": 3})["mlp"].write).tolist()
       [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
 
@@ -181,6 +182,7 @@ def sparkling(sizes: Sizes, target: Sizes) -> dict[str, AxisMap]:
     {sections}
 
     Example:
+      >>> from jaxgrow.growth.matrices import dense
       >>> dense(sparkling({"mlp": 1}, {"mlp": 2})["mlp"].read).tolist()
       [[0.5], [0.5]]
 
@@ -232,6 +234,7 @@ def average(sizes: Sizes, target: Sizes, seed: int = 0, noise: float = 0.03) -> 
       {raises}
 
     Example:
+      >>> from jaxgrow.growth.matrices import dense
       >>> rows = dense(average({"mlp": 2}, {"mlp": 3})["mlp"].write)
       >>> rows[:2].tolist(), round(float(rows[2].sum()), 6)
       ([[1.0, 0.0], [0.0, 1.0]], 1.0)
