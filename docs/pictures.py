@@ -106,7 +106,9 @@ def pairs() -> plt.Figure:
 def depth() -> plt.Figure:
     """Draw the source layer of each new layer: one row per depth operator, from 6 layers to 8."""
     growths = {
-        n: operator({"layers": 6}, {"layers": 8}) for n, operator in DEPTH.items() if n != "g_stack"
+        n: operator({"layers": 6}, {"layers": 8})
+        for n, operator in DEPTH.items()
+        if n not in ("g_stack", "passthrough", "unloop")
     }
     figure, ax = plt.subplots(figsize=(6, 3.4))
     for x, growth in enumerate(growths.values()):

@@ -55,13 +55,8 @@ def test_the_code_is_small():
     }
     core = sum(n for file, n in statements.items() if not is_extra(file.with_suffix("").parts))
     largest = sorted(((n, str(file)) for file, n in statements.items()), reverse=True)
-    # The aims are 12,500 and 19,500. Until then, the numbers may only fall, except that the operators
-    # for loops, tied heads and experts added 350, the forecast and lengths in seconds 300, lists of
-    # layers and model cards 185, of which 35 are in the core, and sizes for a number of parameters,
-    # stored scores and vocabularies 370.
-    # The average of the weights, the ramp of the batch and the utility of experts added 155, of which 85
-    # are in the core.
-    assert core <= 14_175 and sum(statements.values()) <= 29_655, (core, largest[:20])
+    # The core can be read in an evening. The aim for all is 19,500; until then, it may only fall.
+    assert core <= 12_500 and sum(statements.values()) <= 29_600, (core, largest[:20])
 
 
 def test_the_stories_name_files_that_exist():

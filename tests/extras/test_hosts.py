@@ -540,3 +540,16 @@ def test_one_of_several_stays_alone_only_if_told(monkeypatch):
     with pytest.raises(UserError, match="JAX cannot find them; give --coordinator"):
         joining.join_processes()
     joining.join_processes(processes=1)
+
+
+@pytest.mark.slow
+def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
+    config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000, checkpoint_every=2))
+    command = ["-m", "train.pretrain", config, "--workdir", str(tmp_path / "run"), *PAIR]
+    pair = processes(command, [["--process", "0"], ["--process", "1"]])
+    while not list((tmp_path / "run" / "checkpoints").glob("[0-9]*/SHA256SUMS")):
+        assert [p.poll() for p in pair] == [None, None]
+        time.sleep(0.1)
+    pair[0].kill()
+    (_, _, _), (code, _, said) = ended(pair, within=60)
+    assert code == os.EX_TEMPFAIL and joining.LOST in said

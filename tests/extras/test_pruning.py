@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 
 import chex
@@ -657,3 +658,28 @@ def test_a_pruning_may_name_what_stays():
     assert not any(
         isinstance(p, Measure) for p in VCycle(groupings=(named,)).plan(CONFIG, Optim(), 9)
     )
+
+
+def test_reap_changes_the_output_of_a_layer_less_than_random_experts():
+    """On real text, with experts whose outputs have different sizes."""
+    text = (Path(__file__).parents[2] / "docs/howto/experts.md").read_bytes()[:1024]
+    tokens = np.frombuffer(text, np.uint8).astype(np.int32).reshape(8, 128)
+    config = replace(MIXED, vocab=256, context=128, layers=1, experts=8)
+    params = tiny.params(config)
+    params["blocks"]["mlp"]["down"]["kernel"] *= np.geomspace(0.1, 1, 8)[None, :, None, None]
+
+    def output(config, params):
+        run = partial(config.module.apply, observe=lambda x, y: y)
+        return np.asarray(jax.jit(run)({"params": params}, tokens)[1])
+
+    before = output(config, params)
+
+    def error(scores):
+        down = prune(config.sizes(), {"experts": 5}, {"experts": scores})
+        after = output(config.resized(down), grow(down, params, config.axes()))
+        return np.abs(after - before).mean()
+
+    scores = unit_importance(config, params, tokens)["experts"]
+    rng = np.random.default_rng(0)
+    by_chance = [error(rng.random((1, 8))) for _ in range(6)]
+    assert error(np.asarray(scores)) < 0.7 * np.mean(by_chance)

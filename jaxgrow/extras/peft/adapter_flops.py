@@ -7,8 +7,7 @@ from typing import Protocol
 import jax
 
 from jaxgrow.axes.names import LAYERS, Axes, Names, axis_of, is_names, path, reads_axis, role_of
-from jaxgrow.extras.token_dropping import TokenDrop
-from jaxgrow.flops import layer_cost, train_flops
+from jaxgrow.flops import TokenSkips, layer_cost, train_flops
 from jaxgrow.models.config import Config, Cost
 
 
@@ -47,7 +46,7 @@ def adapter_train_flops(
     layers: float | None = None,
     *,
     frozen: int = 0,
-    drop: TokenDrop | None = None,
+    drop: TokenSkips | None = None,
     at_once: int | None = None,
 ) -> float:
     """Return the FLOPs of a training step of an adapter, as `jaxgrow.flops.train_flops`.
