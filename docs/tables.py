@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import gpu_tables
+from benchmarks import gpu_tables, run_tables
 from jaxgrow.cli.arguments import described_methods
 from jaxgrow.extras.integrations.formats import FORMATS
 from jaxgrow.extras.integrations.torch_optimizer import POLICIES
@@ -75,6 +75,7 @@ def methods() -> str:
 # Pages, and the functions that return their tables, in the order of the page.
 TABLES = {
     "results/index.md": (lambda: summary_table("docs/results"),),
+    "results/baselines.md": run_tables.BASELINES,
     "results/gpu.md": gpu_tables.TABLES,
     "concepts/operators.md": (operators,),
 }

@@ -14,7 +14,7 @@ from train.analysis.runs import Run
 from train.analysis.savings import Comparison
 from train.config.experiment import load_experiment
 from train.extras.advice import evidence, forecast
-from train.extras.advice.evidence import Evidence, all_pilots, method_rows
+from train.extras.advice.evidence import Evidence, all_evidence, all_pilots, method_rows
 from train.extras.advice.forecast import (
     Forecast,
     forecast_rows,
@@ -114,6 +114,12 @@ def objections() -> Iterator[str]:
     lost = sum(x <= 0 for x in seeds)
     text = f"Under Muon at 20 tokens per parameter or fewer, {lost} of {len(seeds)} runs of the"
     yield f"{text} three recipes saved nothing; the least is about {min(seeds)} %"
+    ramps = [e for e in all_evidence() if e.method.endswith("_ramp")]
+    seeds = [x for e in ramps for x in e.each]
+    lost = [-x for x in seeds if x <= 0]
+    yield f"cautious weight decay, {len(lost)} of {len(seeds)} lost {lost[0]} %"
+    better = {e.method: e.saved for e in ramps if e.tau != 0.6 or e.method == "halves_ramp"}
+    yield f"halves saved {better['halves_ramp']} and half of the layers first {better['deepen_ramp']} (94 K"
     adamw = saved("deepen", 94_416, 19.5, "AdamW", seeds=3)[0]
     yield "seeds of one recipe saved {}, {} and {} %".format(*adamw.each)
     large = [saved(method, 3_054_816, 20.0)[0].outcome for method in ("vcycle", "deepen", "halves")]

@@ -1,0 +1,113 @@
+"""The tables of docs/results/baselines.md and docs/results/forms.md, from the archive of the logs."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from statistics import mean
+
+from benchmarks.curves import logged_runs, unpacked_archive
+from jaxgrow.tables import markdown_table
+from jaxgrow.typed import Json
+from train.analysis.runs import Run
+from train.analysis.savings import Comparison
+from train.extras.advice.settings import AVERAGE
+from train.extras.report_sections import mean_and_each
+
+LOSS = "final loss, mean [each seed]"
+
+
+def seeds_of(folder: str, name: str) -> list[Run]:
+    """Return the logged runs of one name, one for each seed."""
+    return [*logged_runs(folder, name).values()]
+
+
+def sweep_table(folder: str, name: str, settings: Mapping[str, str]) -> str:
+    """Return the losses of each combination of settings that a sweep has tried.
+
+    Args:
+      folder: the folder of the archive.
+      name: the name of the swept experiment.
+      settings: the swept settings, such as ``optim.peak_lr``, and their titles.
+    """
+    found = (unpacked_archive() / folder).glob(f"{name}-{next(iter(settings))}=*-seed*")
+    tried = {}
+    for run in {path.name.rpartition("-seed")[0] for path in found}:
+        values = [run.partition(f"-{setting}=")[2].split("-optim.")[0] for setting in settings]
+        tried[tuple(values)] = seeds_of(folder, run)
+    averages = all(AVERAGE in run.result for runs in tried.values() for run in runs)
+    body = []
+    for values in sorted(tried, key=lambda values: [float(x) for x in values]):
+        losses = [[run.loss for run in tried[values]]]
+        losses += [[run.result[AVERAGE] for run in tried[values]]] if averages else []
+        body.append([*values, *(mean_and_each(each, "{:.4f}") for each in losses)])
+    heads = [*settings.values(), LOSS, *["loss of the average, mean [each seed]"] * averages]
+    return markdown_table(heads, body)
+
+
+def comparison_table(folder: str, labels: Mapping[str, str], shorter: Sequence[float] = ()) -> str:
+    """Return FLOPs and losses of the runs of a comparison, and the savings if there is a frontier.
+
+    Args:
+      folder: the folder of the archive.
+      labels: the text of each row, by the name of its runs; the first one is the baseline.
+      shorter: the fractions of the steps of the shorter runs from scratch.
+    """
+    (base, text), *_ = labels.items()
+    names = {f"{base}-x{x:g}": f"{text}, {x:g} of the budget" for x in shorter}
+    compared = Comparison(
+        [seeds_of(folder, name) for name in labels], [seeds_of(folder, name) for name in names]
+    )
+    body = []
+    for row in compared.rows():
+        name = row["run"]
+        cells = [
+            {**labels, **names}[name],
+            f"{row['flops']:.3f}",
+            mean_and_each(row["loss"], "{:.4f}"),
+        ]
+        if shorter:
+            cells.append("" if name == base or name in names else _saving(row))
+        body.append(cells)
+    saved = ["FLOPs saved against the frontier"] * bool(shorter)
+    return markdown_table(["run", "FLOPs", LOSS, *saved], body)
+
+
+def _saving(row: Json) -> str:
+    """The mean saving of a row in per cent, with its interval and the saving of each seed."""
+    values, interval = row["saved_frontier"], row["saved_frontier_interval"]
+    if None in values:
+        return f"above the frontier with {values.count(None)} of {len(values)} seeds"
+    # the added 0.0 makes 0.0 of -0.0
+    middle, *each = (f"{round(100 * x, 1) + 0.0:.1f}" for x in (mean(values), *values))
+    half = "" if interval is None else f" ± {100 * interval:.1f}"
+    return f"{'> ' * any(row['below_frontier'])}{middle} %{half} [{', '.join(each)}]"
+
+
+RATE, DECAY = {"optim.peak_lr": "learning rate"}, {"optim.weight_decay": "weight decay"}
+BASELINES = (
+    partial(
+        comparison_table,
+        "baselines",
+        {
+            "muon_ema-optim.ema=0.97": "Muon",
+            "muon_cautious-optim.peak_lr=2e-2-optim.weight_decay=0.1": "cautious weight decay",
+            "muon_ramp-optim.peak_lr=1.4e-2": "a ramp of the batch",
+            "muon_best-optim.peak_lr=1.4e-2": "a ramp and cautious weight decay",
+        },
+    ),
+    partial(
+        comparison_table,
+        "baselines_best",
+        {
+            "wiki12_muon": "from scratch",
+            "muon_deepen": "half of the layers first",
+            "muon_deepen60": "half of the layers first, for 0.6 of the steps",
+            "muon_halves": "half of the layers and of each MLP first",
+            "muon_vcycle": "V-cycle",
+        },
+        (0.55, 0.75),
+    ),
+    partial(sweep_table, "baselines", "muon_ema", {"optim.ema": "d"}),
+    partial(sweep_table, "baselines", "muon_cautious", RATE | DECAY),
+    partial(sweep_table, "baselines", "muon_ramp", RATE),
+    partial(sweep_table, "baselines", "muon_best", RATE),
+)
