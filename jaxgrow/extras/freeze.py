@@ -1,8 +1,9 @@
 """Which parameters are frozen during training, and how are they kept unchanged?"""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import jax
 import jax.numpy as jnp
@@ -36,22 +37,26 @@ class Freeze:
 
     Attributes:
       layers: the indices of the frozen layers.
+      paths: glob patterns for the paths of other frozen parameters.
       below: whether the parameters that compute the input of the layers are also frozen. They are
         the parameters marked ``.below`` (`jaxgrow.axes`). Between stages, such a parameter is
         frozen if the layer that follows it is frozen.
     """
 
     layers: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ()
     below: bool = True
 
-    def bottom(self, axes: Axes) -> int:
+    def bottom(self, axes: Axes, sizes: Mapping[str, int] | None = None) -> int:
         """Count the layers, from the lowest one, that need no backward pass.
 
-        These layers are frozen, together with all parameters below them. The count is 0 if the
-        parameters below the layers are trainable.
+        These layers are frozen, together with all parameters below them. The count is 0 if a
+        parameter below the layers is trainable. If a parameter between two stages is trainable, the
+        count ends before it.
 
         Args:
           axes: the axis names of the model.
+          sizes: the size of every axis; needed for models with stages only.
 
         Returns:
           The number of layers.
@@ -59,10 +64,16 @@ class Freeze:
         Raises:
           ValueError: no parameter is marked as below the layers.
         """
-        if not (self.layers and self.below):
+        matched = _matched_paths(axes, self.paths)
+        if not self.layers:
             return 0
-        _below(axes)
-        return next(i for i in itertools.count() if i not in self.layers)
+        parts = stages(sizes or {})
+        trains = {
+            _start(parts, of)
+            for leaf, of in _below(axes).items()
+            if not (self.below or matched[leaf])
+        }
+        return next(i for i in itertools.count() if i not in self.layers or i in trains)
 
     def mask(self, layers: int) -> np.ndarray:
         """The frozen layers as a mask.
@@ -105,12 +116,31 @@ def _start(parts: Mapping[str, slice], layers: str) -> int:
     return parts[layers].start if layers in parts else 0
 
 
+def _matched_paths(axes: Axes, paths: Sequence[str]) -> dict[str, bool]:
+    """Whether each parameter, by path, matches one of the patterns ``paths``."""
+    leaves = by_path(axes, is_leaf=is_names)
+    matched = dict.fromkeys(leaves, False)
+    lost: list[str] = []
+    for pattern in paths:
+        found = [leaf for leaf in leaves if fnmatchcase(leaf, pattern)]
+        matched |= dict.fromkeys(found, True)
+        if not found:
+            lost.append(pattern)
+    if lost:
+        raise ValueError(
+            f"freeze selects the paths {lost}, but no parameter of this model matches. Its "
+            f"parameters are {', '.join(leaves)}"
+        )
+    return matched
+
+
 def hold_frozen(
     before: Tree,
     after: Tree,
     layers: ArrayLike,
     params: Params,
     axes: Axes,
+    paths: Sequence[str] = (),
     below: bool = False,
 ) -> Tree:
     """Undo a step for frozen parameters: take them from ``before``, and all others from ``after``.
@@ -125,6 +155,7 @@ def hold_frozen(
       layers: which layers are frozen, bool [layers].
       params: the parameters; their paths and shapes assign the leaves of the optimizer state.
       axes: the axis names of the parameters.
+      paths: glob patterns for the paths of other frozen parameters.
       below: whether the parameters that compute the input of the layers are also frozen. For a
         later stage, they are frozen if the first layer of that stage is.
 
@@ -132,13 +163,15 @@ def hold_frozen(
       A tree with the structure of ``after``.
 
     Raises:
-      ValueError: ``below`` is True and no parameter is marked as below the layers.
+      ValueError: a pattern matches no parameter; or ``below`` is True and no parameter is marked as
+        below the layers.
 
     Example:
       >>> before, after, axes = {"w": np.zeros((2, 1))}, {"w": np.ones((2, 1))}, {"w": ("layers", "embed.scale")}
       >>> hold_frozen(before, after, [True, False], before, axes)["w"].tolist()
       [[0.0], [1.0]]
     """
+    matched = _matched_paths(axes, paths)
     first = _below(axes) if below else {}
     names = by_path(axes, is_leaf=is_names)
     shapes = {leaf: jnp.shape(x) for leaf, x in by_path(params).items()}
@@ -156,7 +189,7 @@ def hold_frozen(
         if mine is None or jnp.shape(new) != shapes[mine]:
             return new
         begin = _start(parts, first.get(mine, ""))
-        if mine in first and not begin:
+        if matched[mine] or (mine in first and not begin):
             return old
         if mine in stacked:
             name, along = stacked[mine]

@@ -195,7 +195,7 @@ def test_freezing(config):
         bottoms.append(freeze.bottom(axes))
         after = jax.tree.map(lambda x: x + 1, params)
         return jax.device_get(
-            hold_frozen(params, after, freeze.mask(2), params, axes, freeze.below)
+            hold_frozen(params, after, freeze.mask(2), params, axes, freeze.paths, freeze.below)
         )
 
     assert_names_do_not_matter(model(config), held)
@@ -291,12 +291,17 @@ def test_heads_and_vectors_are_no_matrices_of_layers(names):
 
 
 def test_freezing_what_is_not_there_is_an_error():
-    axes = model(FAMILIES["BERT, pre-LN"])[1]
+    params, axes = model(FAMILIES["BERT, pre-LN"])
     with pytest.raises(
         ValueError,
         match=r"no parameter of this model is marked '\.below'\. Mark the parameters that compute",
     ):
         Freeze((0,)).bottom(without(axes, ".below"))
+    with pytest.raises(
+        ValueError,
+        match=r"freeze selects the paths \['\*embeddings'\], but no parameter .* matches\. Its parameters are blocks/",
+    ):
+        hold_frozen(params, params, [False, False], params, axes, ("*embeddings",))
 
 
 def test_marks_are_read_off_a_name_and_other_dots_belong_to_it():

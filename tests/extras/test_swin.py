@@ -274,9 +274,10 @@ def test_no_backward_product_is_computed_below_frozen_layers(frozen):
 
 def test_modules_between_stages_freeze_with_the_next_layer():
     small = config()
-    axes = tiny.axes(small)
-    assert Freeze((0, 1, 2)).bottom(axes) == 3
-    assert Freeze((0, 1, 2), below=False).bottom(axes) == 0
+    axes, known = tiny.axes(small), small.sizes()
+    assert Freeze((0, 1, 2)).bottom(axes, known) == 3
+    assert Freeze((0, 1, 2), ("patch_*",), below=False).bottom(axes, known) == 2
+    assert Freeze((0, 1, 2), ("patch_*", "merge1/*"), below=False).bottom(axes, known) == 3
     params = tiny.params(small)
     after = jax.tree.map(lambda x: x + 1, params)
     for layers, merged in (((0, 1), False), ((0, 1, 2), True)):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +197,7 @@ class FreezeParts(Modifier, key="freeze"):
         self.freeze.mask(phase.config.depth)
 
     def savings(self, config: Config) -> SavedFlops:
-        bottom = self.freeze.bottom(config.axes())
+        bottom = self.freeze.bottom(config.axes(), config.sizes())
         return {"frozen": bottom} if bottom else {}
 
     def options(self, given: Tree, micro: Micro, config: Config) -> Mapping[str, object]:
@@ -205,12 +206,14 @@ class FreezeParts(Modifier, key="freeze"):
     def gradients(self, grads: Tree, model: TrainState, given: Tree) -> Tree:
         # Frozen parameters must not count in the norm that limits the gradients of the others.
         zeros = jax.tree.map(jnp.zeros_like, grads)
-        layers = self.freeze.mask(model.config.depth)
-        return hold_frozen(zeros, grads, layers, model.params, model.axes, self.freeze.below)
+        freeze = self.freeze
+        layers = freeze.mask(model.config.depth)
+        return hold_frozen(
+            zeros, grads, layers, model.params, model.axes, freeze.paths, freeze.below
+        )
 
     def hold(self, before: TrainState, after: TrainState, given: Tree) -> TrainState:
-        layers = self.freeze.mask(before.config.depth)
-        return hold_parts(before, after, layers, self.freeze.below)
+        return hold_parts(before, after, self.freeze.mask(before.config.depth), self.freeze)
 
 
 # These modifiers also change the keep mask, or the samples that it belongs to.
@@ -246,7 +249,7 @@ def hold_parts(
     before: TrainState,
     after: TrainState,
     layers: jax.Array | np.ndarray,
-    below: bool = False,
+    freeze: Freeze,
 ) -> TrainState:
     """Restore frozen parameters and their optimizer state after an update.
 
@@ -254,12 +257,13 @@ def hold_parts(
       before: the model before the update.
       after: the model after the update.
       layers: whether each layer is frozen, bool [layers].
-      below: whether the parameters that compute the input of the layers are also frozen.
+      freeze: the other parameters that are frozen.
     """
     old = (before.params, before.opt)
     new = (after.params, after.opt)
-    params, opt = hold_frozen(old, new, layers, before.params, before.axes, below)
+    axes = before.axes
+    params, opt = hold_frozen(old, new, layers, before.params, axes, freeze.paths, freeze.below)
     return replace(after, params=params, opt=opt)
 
 
-HOLDING.add("layers", hold_parts)
+HOLDING.add("layers", partial(hold_parts, freeze=Freeze(below=False)))
