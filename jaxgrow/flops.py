@@ -229,6 +229,7 @@ def counted(jaxpr: Jaxpr) -> Counted:
       Operations of one run of the program, on all devices together.
 
     Example:
+      >>> import jax
       >>> program = jax.make_jaxpr(lambda x, y: jnp.tanh(x @ y))(np.ones((2, 3)), np.ones((3, 5)))
       >>> counted(program.jaxpr)
       Counted(products=60.0, arithmetic=10.0)

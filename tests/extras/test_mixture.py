@@ -20,6 +20,7 @@ from train.data.windows import Windows
 from train.extras.text.mixing import read_corpora
 from train.extras.text.mixture import Mixture, as_shares
 from train.extras.text.reading import read_tokens
+from train.run import trainer
 
 SIZES = (25, 7, 50)  # windows of each source
 
@@ -131,6 +132,7 @@ def home(tmp_path):
 
 
 def test_a_mixture_is_counted_by_source_and_resumes_exactly(home, capsys):
+    trainer._say_once.cache_clear()  # another test may have printed the same line
     experiment = runs.experiment(home, data=mixed_data(home, MIXED), checkpoint_every=1)
     result = pretrain.run_experiment(experiment, home / "whole")
     assert result["source_tokens"] == {"low": 44 * 8, "high": 20 * 8}

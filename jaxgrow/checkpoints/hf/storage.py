@@ -66,8 +66,7 @@ class HuggingFace(Checkpoint):
             raise CheckpointError(DIAGNOSES["misfits"](self, file, bool(further)))
         _refuse(folder, DIAGNOSES["other head"](self))
         self.leaves = {path: self._leaf(path) for path in self._layout}
-        # A tensor with several parts is kept, because its other parts are usually read next.
-        self._read_parts = lru_cache(1)(lambda name: self.tensors[name].read())
+        self._kept: tuple[str, np.ndarray] = ("", np.zeros(0))
 
     def read_config(self, file: CheckedPath) -> Config:
         """Return the config that ``hf_config`` describes, if its sizes are not above the stored ones."""
@@ -139,7 +138,12 @@ class HuggingFace(Checkpoint):
         return x.astype(leaf.dtype, copy=False)
 
     def _whole(self, place: TensorLayout, name: str) -> np.ndarray:
-        return self.tensors[name].read() if place.part is None else self._read_parts(name)
+        """Read a tensor. It is kept if it has other parts, because these are usually read next."""
+        if place.part is None:
+            return self.tensors[name].read()
+        if self._kept[0] != name:
+            self._kept = (name, self.tensors[name].read())
+        return self._kept[1]
 
     @property
     def bytes(self) -> int:
