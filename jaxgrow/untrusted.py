@@ -122,12 +122,15 @@ def chosen_file(path: CheckedPath | Path) -> CheckedPath:
       path: the path. A checked path is returned unchanged.
 
     Raises:
-      UntrustedError: it is a folder, a device or a FIFO.
+      UntrustedError: it is a folder, a device, a FIFO or a circle of links.
       OSError: it does not exist.
     """
     if isinstance(path, CheckedPath):
         return path
-    real = path.resolve(strict=True)
+    try:
+        real = path.resolve(strict=True)
+    except RuntimeError as error:  # Python 3.11 and 3.12; later versions raise an OSError
+        raise UntrustedError(f"{path} is a circle of links. Name the file") from error
     if not real.is_file():
         raise UntrustedError(f"{path} is not a regular file")
     return _proved(real, path)

@@ -1,6 +1,6 @@
 """Operations that are faster on GPUs in fewer and larger parts. They compute the same numbers.
 
-The models find them in `jaxgrow.models.attention.FUSED`. Shape suffixes: B batch, S positions of a
+The models find them in ``jaxgrow.models.attention.FUSED``. Shape suffixes: B batch, S positions of a
 piece, D embed, V vocab, N rows of a matrix.
 """
 
