@@ -26,20 +26,23 @@ def sweep_table(folder: str, name: str, settings: Mapping[str, str]) -> str:
     Args:
       folder: the folder of the archive.
       name: the name of the swept experiment.
-      settings: the swept settings, such as ``optim.peak_lr``, and their titles.
+      settings: the swept settings of the optimizer, such as ``peak_lr``, and their titles.
     """
-    found = (unpacked_archive() / folder).glob(f"{name}-{next(iter(settings))}=*-seed*")
-    tried = {}
-    for run in {path.name.rpartition("-seed")[0] for path in found}:
-        values = [run.partition(f"-{setting}=")[2].split("-optim.")[0] for setting in settings]
-        tried[tuple(values)] = seeds_of(folder, run)
+    tried: dict[tuple[float, ...], list[Run]] = {}
+    for path in (unpacked_archive() / folder).glob(f"{name}-optim.*-seed0"):
+        runs = seeds_of(folder, path.name.removesuffix("-seed0"))
+        tried[tuple(runs[0].config["optim"][setting] for setting in settings)] = runs
     averages = all(AVERAGE in run.result for runs in tried.values() for run in runs)
     body = []
-    for values in sorted(tried, key=lambda values: [float(x) for x in values]):
-        losses = [[run.loss for run in tried[values]]]
-        losses += [[run.result[AVERAGE] for run in tried[values]]] if averages else []
-        body.append([*values, *(mean_and_each(each, "{:.4f}") for each in losses)])
-    heads = [*settings.values(), LOSS, *["loss of the average, mean [each seed]"] * averages]
+    for values, runs in sorted(tried.items()):
+        losses = [[run.loss for run in runs]]
+        if averages:
+            losses.append([run.result[AVERAGE] for run in runs])
+        numbers = [f"{value:g}" for value in values]
+        body.append([*numbers, *(mean_and_each(each, "{:.4f}") for each in losses)])
+    heads = [*settings.values(), LOSS]
+    if averages:
+        heads.append("loss of the average, mean [each seed]")
     return markdown_table(heads, body)
 
 
@@ -82,7 +85,7 @@ def _saving(row: Json) -> str:
     return f"{'> ' * any(row['below_frontier'])}{middle} %{half} [{', '.join(each)}]"
 
 
-RATE, DECAY = {"optim.peak_lr": "learning rate"}, {"optim.weight_decay": "weight decay"}
+RATE, DECAY = {"peak_lr": "learning rate"}, {"weight_decay": "weight decay"}
 BASELINES = (
     partial(
         comparison_table,
@@ -106,7 +109,7 @@ BASELINES = (
         },
         (0.55, 0.75),
     ),
-    partial(sweep_table, "baselines", "muon_ema", {"optim.ema": "d"}),
+    partial(sweep_table, "baselines", "muon_ema", {"ema": "d"}),
     partial(sweep_table, "baselines", "muon_cautious", RATE | DECAY),
     partial(sweep_table, "baselines", "muon_ramp", RATE),
     partial(sweep_table, "baselines", "muon_best", RATE),
