@@ -1,4 +1,4 @@
-"""The tables of docs/results/baselines.md and docs/results/forms.md, from the archive of the logs."""
+"""The tables of docs/results/baselines.md, from the archive of the logs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -104,7 +104,7 @@ def pairs() -> plt.Figure:
 
 
 def depth() -> plt.Figure:
-    """Draw the source layer of each new layer: one row per depth operator, from 6 layers to 8."""
+    """Draw the source layer of each new layer: one column per depth operator, from 6 layers to 8."""
     growths = {
         n: operator({"layers": 6}, {"layers": 8})
         for n, operator in DEPTH.items()
@@ -151,7 +151,7 @@ def grown() -> plt.Figure:
     return plot.plot_growth(growth, params, axes)
 
 
-# The folders of the core, from the top down, and what each of them does; then the extras.
+# The folders of the core from the top down, each with its purpose; then the extras.
 TRAINER = (
     ("commands", "pretrain, compare"),
     ("analysis", "compares finished runs"),
@@ -184,7 +184,7 @@ LIBRARY_EXTRAS = (
 
 
 def architecture() -> plt.Figure:
-    """The folders of the core, and the extras beside them."""
+    """Draw the folders of the core, with the extras to the left and right of them."""
     figure, ax = plt.subplots(figsize=(12, 5))
     for left, title, folders, colour in (
         (2.2, "train, the trainer", TRAINER, "#fbe5c8"),
@@ -230,7 +230,7 @@ def plans() -> plt.Figure:
 
 
 def saving() -> plt.Figure:
-    """The definition of a saving, for a row of `docs/results/muon.md`."""
+    """Illustrate the definition of a saving by a row of `docs/results/muon.md`."""
     frontier = _frontier_of("Muon")
     flops, losses = np.array(frontier.flops), np.mean(frontier.losses, 1)
     row = _row("deepen", frontier, 0.5)

@@ -147,7 +147,7 @@ class FineTune(Method):
     # Keep the best evaluation; None: keep the last one.
     best: Best | None = None
 
-    # The choices that use a field (`train.config.effect`).
+    # The choices that use a field (`train.extras.effect`).
     used_with = {"saved": ({"lora": GIVEN}, {"adapter": GIVEN})}
 
     def __post_init__(self):
