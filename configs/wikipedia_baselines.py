@@ -15,12 +15,13 @@ weights, a ramp of the batch, and cautious weight decay. The sweeps:
 The growths against the best baseline, a ramp and cautious weight decay:
 
     w=configs/wikipedia12.py
-    python -m train.compare $w:muon $w:muon_deepen $w:muon_halves $w:muon_vcycle \\
+    d=$w:muon_deepen:method.source.steps=0.6:method.to.0.stages.0.steps=0.4:name=muon_deepen60
+    python -m train.compare $w:muon $w:muon_deepen $d $w:muon_halves $w:muon_vcycle \\
         --set ramp='(0.1,0.3)' --set steps=2182 --set optim.cautious_decay=true \\
         --set optim.peak_lr=1.4e-2 --seeds 0-2 --frontier 0.55,0.75 --workdir runs/baselines_best
 
 Expected result (`docs/results/baselines.md`): `muon_halves` saves 12.3 % ± 7.6 of the FLOPs,
-`muon_deepen` 7.5 % ± 9.6, and `muon_vcycle` 6.4 % ± 20.1.
+`muon_deepen` 7.5 % ± 9.6, `muon_deepen60` 10.3 % ± 11.5, and `muon_vcycle` 6.4 % ± 20.1.
 
 The second part changes the form of the model during training: `loop` and `interleave` after 0.35
 or 0.5 of the steps, the head after two thirds, and the number of experts after half of the steps.
@@ -66,8 +67,8 @@ def ema() -> Experiment:
 def ramp() -> Experiment:
     """Batches of 4, then 8, then 16 samples.
 
-    There are more steps, so that the run reads as many tokens as `wikipedia12.muon`. It costs 1.3 %
-    more FLOPs, because the matrix products of Muon do not depend on the batch.
+    The run has more steps, so that it reads the same number of tokens as `wikipedia12.muon`. It
+    costs 1.3 % more FLOPs, because the matrix products of Muon do not depend on the batch.
     """
     base = replace(wikipedia12.muon(), name="muon_ramp", ramp=(0.1, 0.3))
     base = replace(base, optim=replace(base.optim, peak_lr=1.4e-2))
@@ -148,15 +149,15 @@ def unloop50() -> Experiment:
 
 
 def untied() -> Experiment:
-    """`wikipedia12.muon` with a head of its own from the first step on."""
+    """`wikipedia12.muon` with a separate head from the first step on."""
     return replace(wikipedia12.muon(), name="muon_untied", model=UNTIED)
 
 
 def untie() -> Experiment:
     """A tied head for two thirds of the steps; then the head is a copy of the embedding.
 
-    The learning rate is that of the baseline: it is constant for half of the steps, and then falls
-    along one line.
+    The learning rate is the same as in the baseline: it is constant for half of the steps, and then
+    falls along one line.
     """
     falling = TrainStage(1 / 6, warmup=0, floor=2 / 3, schedule="linear")
     last = TrainStage(1 / 3, lr=2 / 3, warmup=0, schedule="linear")

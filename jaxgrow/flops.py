@@ -26,7 +26,7 @@ from jaxgrow.models.config import Config, Cost
 
 
 class TokenSkips(Protocol):
-    """Which tokens bypass which layers, such as `jaxgrow.extras.token_dropping.TokenDrop`."""
+    """A method by which tokens bypass layers, such as `jaxgrow.extras.token_dropping.TokenDrop`."""
 
     def kept(self, length: int) -> int:
         """Return the number of tokens of a sequence that pass through all layers."""

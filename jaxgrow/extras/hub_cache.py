@@ -1,4 +1,4 @@
-"""Which snapshot of a model in the cache of Hugging Face is read?"""
+"""Find the snapshot of a model in the cache of Hugging Face."""
 
 from pathlib import Path
 

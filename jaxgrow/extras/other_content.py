@@ -67,7 +67,7 @@ _ORBAX = (
 
 
 def other_content(target: Path) -> str:
-    """Return what a folder holds other than a checkpoint; "": a checkpoint and nothing else."""
+    """Describe the other content of a folder; the empty text if it holds only a checkpoint."""
     record = _record(target)
     unknown = list(_unknown(target, record))
     if record is None and not _hugging_face(target) and not _adapter(target):

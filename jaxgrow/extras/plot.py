@@ -1,4 +1,4 @@
-"""Which old unit becomes which new unit? Plots of growths, axis by axis, with matplotlib.
+"""How do the new units depend on the old ones? Plots of growths, axis by axis, with matplotlib.
 
 A matrix has the shape ``[new, old]``: row i contains the weights of the old units in the new unit
 i. In large matrices, each cell stands for a square of units, so a growth of real sizes is as
@@ -204,7 +204,7 @@ def draw_matrix(place: "PlotAxes", matrix: Matrix, most: float) -> "AxesImage":
       most: the absolute weight of the darkest colours; red is positive, blue is negative.
 
     Returns:
-      The image, for the colour bar.
+      The image, which a colour bar needs.
     """
     from matplotlib.colors import FuncNorm
     from matplotlib.ticker import MaxNLocator
@@ -293,7 +293,7 @@ def _rule_number(growth: Growth, leaf: str, names: Names) -> int:
 
 
 def _find_used(found: list[_Used], along: tuple[str, ...], m: AxisMap, matrix: Matrix) -> _Used:
-    """The entry of ``found`` with this matrix; a new entry is appended if there is none."""
+    """Return the entry of ``found`` with this matrix, after appending it if it is missing."""
     same = [used for used in found if used.along == along]
     # Most parameters share the same matrix object. Contents are compared only if they do not.
     for used in [u for u in same if u.matrix is matrix] or [

@@ -62,7 +62,7 @@ class RunCheckpoint(Orbax):
         self._name = "large" if "large" in configs else phase["model"]
         if configs.get(self._name) is None or self._name not in models:
             raise CheckpointError(
-                f"{self._at} has no complete model: the parameters of {self._name!r} are those of an adapter or of growth "
+                f"{self._at} has no complete model: the parameters of {self._name!r} belong to an adapter or to growth "
                 "maps. Continue the run until it has finished"
             )
         check_sizes(configs[self._name], COMPRESSED * stored, self._at)
@@ -107,11 +107,11 @@ def _intact_checkpoint(folder: Path, step: int | None) -> Path:
     steps = ", ".join(path.name for path in reversed(saved))
     if not wrong:
         raise CheckpointError(
-            f"there is no checkpoint {step} in {folder / CHECKPOINTS}, only {steps}. Give one of them, such as "
+            f"{folder / CHECKPOINTS} does not have checkpoint {step}, only {steps}. Give one of them, such as "
             f"{folder}@{saved[0].name}"
         )
     raise CheckpointError(
-        f"there is no intact checkpoint in {folder / CHECKPOINTS} ({'; '.join(wrong)}). Give another step of {steps}, or "
+        f"{folder / CHECKPOINTS} does not have an intact checkpoint ({'; '.join(wrong)}). Give another step of {steps}, or "
         "start the run again in another folder"
     )
 

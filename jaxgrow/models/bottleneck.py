@@ -1,4 +1,4 @@
-"""Which bottleneck adapters does a layer have?
+"""The settings of the bottleneck adapters of a layer.
 
 `jaxgrow.extras.peft.bottleneck` has their module, and `jaxgrow.extras.peft.adapters` grows them.
 Shape suffixes: B batch, T positions, D embed.
@@ -72,7 +72,7 @@ class Adapter:
         return replace(config, adapter=self)
 
     def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Return the frozen kernels of the layers, for the FLOPs of its training."""
+        """Return the frozen kernels of the layers, to count the FLOPs of training."""
         blocks = axes["blocks"]
         return {name: own for name, own in blocks.items() if not name.endswith(ADAPTER)}, {}
 

@@ -16,7 +16,7 @@ The most used ones are:
 `jaxgrow.operators.depth.interleave`        deepen: each layer is followed by its copy
 `jaxgrow.operators.depth.stack`             deepen: all layers, then all layers again
 `jaxgrow.operators.depth.llama_pro`         deepen by layers that do nothing at first
-`jaxgrow.operators.multilevel.coalesce`     make a model smaller by averaging units or layers, for a V-cycle
+`jaxgrow.operators.multilevel.coalesce`     make a model smaller by averaging units or layers (V-cycle)
 `jaxgrow.extras.operators.pruning.prune`    make a model smaller by removing the least important units
 `jaxgrow.extras.operators.experts.upcycle`  turn each MLP into several experts
 ==========================================  ========================================================

@@ -248,7 +248,7 @@ def layer_maps(
 
 
 def check_doubling(name: str, old: int, new: int) -> None:
-    """Raise an error if an operator that at most doubles the layers was asked for more."""
+    """Raise an error if the new number of layers is more than twice the old one."""
     if new > 2 * old:
         raise ValueError(
             f"{name} can at most double the {old} layers, but {new} were requested; grow twice"

@@ -27,7 +27,7 @@ HEAD = "head_kernel"
     policies=("copy",),
 )
 def untie(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
-    """Copy the embedding into a head of its own, with its optimizer state (`untie_head`).
+    """Copy the embedding into a separate head, with its optimizer state (`untie_head`).
 
     The function is preserved bitwise, also if the model grew with a tied head: the final norm keeps
     the factor that the growth gave it. From then on, the embedding and the head have the two parts

@@ -71,7 +71,9 @@ def test_a_step_chooses_a_checkpoint(tmp_path, capsys, half, whole_run):
     assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().out
     assert main(["inspect", f"{half[1]}@5"]) == 1
     said = capsys.readouterr().err
-    assert "there is no checkpoint 5 in" in said and said.rstrip().endswith(f"such as {half[1]}@6")
+    assert "does not have checkpoint 5, only" in said and said.rstrip().endswith(
+        f"such as {half[1]}@6"
+    )
     assert main(["inspect", f"{tmp_path / 'hf'}@5"]) == 1
     assert "Give the folder alone" in capsys.readouterr().err
 
@@ -121,7 +123,7 @@ def test_a_damaged_checkpoint_is_not_read(tmp_path, half):
     (tmp_path / "run/checkpoints/6/log").write_text("other")
     assert "checkpoint 4" in open_checkpoint(tmp_path / "run").notes[0]
     (tmp_path / "run/checkpoints/4/log").write_text("other")
-    with pytest.raises(CheckpointError, match=r"no intact checkpoint in .* \(6: .*; 4: "):
+    with pytest.raises(CheckpointError, match=r"does not have an intact checkpoint \(6: .*; 4: "):
         open_checkpoint(tmp_path / "run")
 
 

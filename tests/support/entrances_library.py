@@ -283,7 +283,7 @@ def grow_trainer(folder: Path) -> None:
 
 
 def easydel(name: str) -> Callable[[Path], Path]:
-    """Make a checkpoint of EasyDeL, and a file beside it."""
+    """Make a checkpoint of EasyDeL, and another file in its folder."""
 
     def make(folder: Path) -> Path:
         run = easydel_run(folder / "run")

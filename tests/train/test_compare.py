@@ -244,9 +244,9 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
 
 
 SHORT = (20.0, 4.0)
-# Costs and final losses of a run and of the shorter run, for each seed; the seeds with which the
-# shorter run diverged; the saving in the table, and what the report says. The full run costs 40 and
-# has a loss of 3.
+# Costs and final losses of a run and of the shorter run, with each seed; the seeds with which the
+# shorter run diverged; the saving in the table, and the sentence of the report. The full run costs 40
+# and has a loss of 3.
 JUDGED = {
     "a negative bound is an upper bound of the additional FLOPs": (
         [(48.0, 2.9)] * 2, [SHORT] * 2, [], "> -20.0 % [-20.0, -20.0]",

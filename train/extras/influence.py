@@ -10,7 +10,7 @@ from train.plan.training import MEASURES
 
 
 def layer_influence(config: Config, params: Params, batches: Tree) -> jax.Array:
-    """Return the mean of `block_influence` over micro-batches, for the layers of all stages."""
+    """Return the mean of `block_influence` over micro-batches, in the layers of all stages."""
 
     def one(batch):
         found = residual_streams(config, params, batch[0])

@@ -71,7 +71,7 @@ class Way:
 
     @property
     def measurement(self) -> Sensitivity | None:
-        """What is measured of the large model before `measured`; None: nothing."""
+        """The measurement of the large model that `measured` needs; None: it needs none."""
         return None
 
     def measured(self, large: TrainState) -> "Way":

@@ -13,14 +13,14 @@ from jaxgrow.checkpoints.io.safetensors import Tensor
 from jaxgrow.registry import Registry
 
 FAMILIES: Registry[Family] = Registry("architecture")
-#: What a folder holds besides a model, or under other names. Each returns what is left, and remarks
-#: for the user: "text model" takes the folder, its ``config.json`` and tensors; "predicted
+#: Readers of folders with more than a model, or with other names. Each returns the remaining content,
+#: and remarks for the user: "text model" takes the folder, its ``config.json`` and tensors; "predicted
 #: layers" a ``config.json`` and the key of the number of layers; "unwrapped" tensors, the
 #: architecture, the config and the folder, and also returns the architecture, which has no head if
 #: that is missing; "predicted tensors" tensors, the layouts of leaves, and the number of layers if
 #: further ones are left out.
 NAMING: Registry[Callable[..., Any]] = Registry("naming")
-#: Why a folder is not read or replaced, or a model not stored; an empty text if there is no reason.
+#: Why a folder is not read or replaced, or a model not stored; the empty text without a reason.
 #: "quantised" takes the folder, its ``config.json`` and tensors; "empty" takes tensors; "other head"
 #: takes the model; "misfits" the model whose tensors do not fit, the file ``config.json``, and whether
 #: further layers are left out; "unsupported" a ``config.json``; "not stored" the config of a model,

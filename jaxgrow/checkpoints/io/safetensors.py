@@ -106,7 +106,7 @@ class Tensor:
                 out.write(chunk)
 
     def _fill(self, buffer: memoryview, file: Any) -> None:
-        """Read as many bytes as the buffer holds."""
+        """Fill the buffer with bytes of the file."""
         while buffer:
             # Linux reads at most 2 GiB at once.
             count = file.readinto(buffer)
@@ -129,11 +129,11 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder by name.
 
     They are in ``model.safetensors``, or in the shards that ``model.safetensors.index.json`` lists.
-    The index decides which tensor is read from which shard. A tensor that it names, but that the
-    shard does not have, is missing, and so are those of a missing shard.
+    The index decides which tensor is read from which shard. The result does not have the tensors
+    that are missing in their shard, or whose shard is missing.
 
     Raises:
-      CheckpointError: there are no such files, or they are damaged.
+      CheckpointError: the folder does not have these files, or they are damaged.
     """
     if os.path.lexists(folder / FILE):
         return read_header(inside(folder, FILE))
@@ -141,7 +141,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{folder} has neither {FILE} nor {INDEX}")
     where = indexed_files(folder)
     found: dict[str, Tensor] = {}
-    # `inside` refuses the name of a file elsewhere, also if there is no such file.
+    # `inside` refuses a name that leads out of the folder, also if that file does not exist.
     for file in sorted({*where.values()}.difference(absent_files(folder))):
         for name, tensor in read_header(inside(folder, file)).items():
             if where.get(name) == file:

@@ -1,4 +1,4 @@
-"""Which groups of heads need an explanation, or are needed again by decoalesce?"""
+"""Notes on the groups of heads: unusual ones, and those that decoalesce needs again."""
 
 from collections.abc import Mapping
 

@@ -15,7 +15,7 @@ from jaxgrow.operators.tying import EMBEDDING, HEAD, RETIED, untie_head
 
 
 def retie_head(a: argparse.Namespace) -> None:
-    """Give a model a head of its own, or tie its head to the embedding."""
+    """Give a model a separate head, or tie its head to the embedding."""
     why = f"{a.method} changes only the head of a model on disk"
     policy = () if a.optimizer == "drop" else ("optimizer", "optimizer_state")
     others = ("experts", "active", "lora", "lora_only", "noise", "seed", "blend", "loop")

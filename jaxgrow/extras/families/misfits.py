@@ -1,4 +1,4 @@
-"""Why is a folder not read: what does not fit or is not supported? And why is a model not stored?"""
+"""Why is a folder not read, because of a misfit or missing support? Why is a model not stored?"""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence

@@ -43,7 +43,7 @@ def text_model(
 
     Args:
       folder: the folder.
-      hf_config: its ``config.json``, which may be that of a model of images and texts.
+      hf_config: its ``config.json``; a model of images and texts has a ``text_config``.
       stored: the tensors by their names in the files.
 
     Raises:

@@ -1,6 +1,6 @@
 """How are DeiT, DINOv2, the vision towers of CLIP and SigLIP, and a ViT without a head stored?
 
-Their layers are those of ViT.
+They have the layers of ViT.
 """
 
 from collections.abc import Collection, Mapping

@@ -72,7 +72,7 @@ def _uses_one_expert(growth: Growth, form: ModelForm) -> bool:
     policies=("copy", "drop"),
 )
 def expert_copies(sizes: Sizes, target: Sizes, utility: ArrayLike | None = None) -> Growth:
-    """Copy trained experts with their router columns; each token uses as many experts as before.
+    """Copy trained experts with their router columns; the number of experts per token is unchanged.
 
     By default, all experts are copied in turn, as in `upcycle`, so the copies have equal shares of
     the probability p of their expert: ``p / m`` for m copies, as if their logits were lowered by

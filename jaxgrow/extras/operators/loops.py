@@ -61,7 +61,7 @@ def loop(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     inverts="bitwise",
 )
 def unloop(sizes: Sizes, target: Sizes, passes: Sequence[int] = ()) -> dict[str, CopyMap]:
-    """Give each pass of a loop its own layer: ``W'_p = W_{passes[p]}``.
+    """Replace each pass of a loop by a separate layer: ``W'_p = W_{passes[p]}``.
 
     The function is preserved bitwise. The sum of the gradients of the copies of a layer is the
     gradient that it had in the loop.

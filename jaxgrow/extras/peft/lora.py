@@ -87,7 +87,7 @@ class LoRA:
         return {RANK: self.rank}
 
     def kernels(self, axes: Axes) -> tuple[Axes, Axes]:
-        """Return the frozen kernels and those of the LoRA, for `adapter_train_flops`."""
+        """Return the frozen and the trained kernels, as `adapter_train_flops` takes them."""
         return axes["blocks"], lora_axes(self, axes)
 
     def resized(self, growth: Growth) -> "LoRA":
