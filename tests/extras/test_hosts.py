@@ -259,6 +259,17 @@ def test_two_new_processes_resume_after_a_kill(tmp_path, who):
 
 
 @pytest.mark.slow
+def test_one_process_resumes_after_a_kill(tmp_path):
+    e = experiment(tmp_path, "V-cycle", checkpoint_every=2)
+    folder = tmp_path / "run"
+    driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
+    with runs.only(1):
+        pretrain.run_experiment(e, tmp_path / "alone")
+    pretrain.run_experiment(e, folder)
+    runs.assert_close(folder, tmp_path / "alone")
+
+
+@pytest.mark.slow
 def test_two_processes_measure_their_steps_together(tmp_path):
     """The numbers of process 0 count for both, and a run that is resumed keeps them."""
     e = experiment(tmp_path, "V-cycle", steps=0, seconds=0.5, checkpoint_every=1, mesh=Mesh(fsdp=4))

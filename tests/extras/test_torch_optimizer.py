@@ -171,6 +171,46 @@ def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
     assert np.abs(wrong).max() > 1e-3
 
 
+@pytest.mark.parametrize("distributed", [False, True], ids=["optimizer.pt", "distributed"])
+def test_exact_moments_of_fused_kernels_match_those_of_the_grown_model(tmp_path, distributed):
+    """A GPT-2 has one tensor for queries, keys and values; the files are those of PyTorch."""
+    import torch.distributed.checkpoint as dcp
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=11, n_positions=16, n_embd=16, n_layer=2, n_head=2, n_inner=32,
+        initializer_range=0.3, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+    )  # fmt: skip
+    small, where = transformers.GPT2LMHeadModel(config), tmp_path / "a"
+    small.save_pretrained(where)
+    optimizer = torch.optim.AdamW(small.parameters(), betas=(0.5, 0.75))
+    gradients(small)
+    optimizer.step()  # the weights in the folder are those before it, like the gradients
+    content = optimizer.state_dict()
+    if distributed:
+        names = [name for name, _ in small.named_parameters()]
+        entries = {
+            f"optimizer.state.{names[i]}.{kind}": x
+            for i, entry in content["state"].items()
+            for kind, x in entry.items()
+        }
+        dcp.save(entries, storage_writer=dcp.FileSystemWriter(where / "optimizer_0"), no_dist=True)
+    else:
+        torch.save(content, where / "optimizer.pt")
+    wide = "--method hypercloning --embed 32 --heads 4 --mlp 64 --optimizer exact"
+    assert main(f"grow {where} {tmp_path}/b {wide}".split()) == 0
+
+    grown, read = opened(tmp_path / "b"), torch_optimizer.read_optimizer
+    read = torch_optimizer.read_distributed if distributed else read
+    state, _ = read(torch_optimizer.find_optimizer(tmp_path / "b"), grown)
+    large = gradients(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "b"))
+    assert large["transformer.h.0.attn.c_attn.weight"].any()
+    for name, expected in large.items():
+        moments = (state.arrays[kind][name] for kind in ("exp_avg", "exp_avg_sq"))
+        for found, part in zip(moments, (0.5 * expected, 0.25 * expected**2), strict=True):
+            np.testing.assert_allclose(found, part, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_new_layers_begin_without_state(run, tmp_path):
     deep = f"grow {run} {tmp_path}/deep --method llama_pro --layers 4 --optimizer asymmetric"
     assert main(deep.split()) == 0

@@ -24,6 +24,7 @@ from jaxgrow.operators.ligo import LiGO
 from train import pretrain
 from train.common.errors import UserError
 from train.config import experiment as config
+from train.data.batches import training_batches
 from train.extras.inherit import Inherit
 from train.extras.learned_maps import load_maps
 from train.extras.run_params import load_params
@@ -37,6 +38,7 @@ from train.state.model import TrainState
 from train.state.optim import Optim, transformation
 from train.step.inputs import step_plans
 from train.step.step import train_step
+from train.store.checkpoint import Checkpoints
 from train.store.workdir import imported_model
 
 BASE = Optim(peak_lr=0.5, warmup=7)
@@ -363,6 +365,46 @@ def test_after_lemon_the_loss_is_the_small_models(small_run):
     assert before < 5  # an untrained model has log(256) = 5.5
     assert before == pytest.approx(validations(small_run)["train large"][-1], abs=1e-6)
     assert after == pytest.approx(before, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_two_growths_carry_training_on(small_run):
+    """Clone with noise, then stack; Adam's step count shows that both growths kept the moments."""
+    to = (
+        GrowTo((TrainStage(0.0),), ("hypercloning",), runs.MODEL, 0, 10.0, "exact"),
+        GrowTo((TrainStage(0.25),), moments="copy"),
+    )
+    e = runs.growing(
+        small_run.parent,
+        *to,
+        source=TrainStage(0.25),
+        name="carried",
+        optim=Optim(peak_lr=0.1, warmup=0),
+    )
+    result, found = (
+        pretrain.run_experiment(e, small_run.parent / "carried"),
+        validations(small_run.parent / "carried"),
+    )
+    phases = ["train small", "grow small", "train grown1", "grow grown1", "train large"]
+    assert [p["phase"] for p in result["phases"]] == phases and list(found) == [
+        *phases[:2],
+        *phases[3:],
+    ]
+    (small,), (cloned,), (stacked,), (end,) = found.values()
+    assert cloned == pytest.approx(small, abs=1e-4)
+    assert abs(stacked - cloned) > 1e-2  # a copied layer changes the function
+    assert end < stacked
+    large = restored(e, small_run.parent / "carried")["large"]
+    assert int(large.opt[1].count) == 4 and large.config == LARGE
+
+
+def restored(experiment, folder):
+    data = training_batches(experiment.data.sources(experiment.model)[0], 8, 0)
+    tx = experiment.tx
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        return checkpoints.restore(
+            lambda r: shapes(experiment.plan, r.phase + 1, tx), data, runs.mesh()
+        )[0]
 
 
 LEARNED = GrowTo((TrainStage(0.25),), Learned(steps=8, warmup=2))

@@ -2,10 +2,15 @@
 
 import json
 import os
+import random
+import shutil
 import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -108,6 +113,15 @@ checkpoints.wait()
 """
 
 
+def until(process: subprocess.Popen, reached) -> None:
+    for _ in range(1200):
+        if reached():
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    raise TimeoutError
+
+
 def test_kill_9_in_a_save(tmp_path, capsys, whole):
     run = tmp_path / "run"
     runs.killed(whole[0], run, 1)
@@ -121,6 +135,21 @@ def test_kill_9_in_a_save(tmp_path, capsys, whole):
         "checkpoint 2 is incomplete: its save was interrupted; deleted it\n"
     )
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["10", "9"]
+    runs.assert_same_end(run, whole[1])
+
+
+@pytest.mark.slow
+def test_kill_9_between_phases_and_at_random(tmp_path, whole):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "train.pretrain", runs.script(tmp_path, whole[0])]
+    process = started_process([*command, "--workdir", str(run)], tmp_path)
+    log = run / "metrics.jsonl"
+    until(process, lambda: log.exists() and '"decoalesce' in log.read_text())
+    time.sleep(random.random())
+    process.kill()
+    process.communicate()
+
+    pretrain.run_experiment(whole[0], run)
     runs.assert_same_end(run, whole[1])
 
 
@@ -224,24 +253,62 @@ def test_checkpoints_by_time(tmp_path, monkeypatch, whole):
 # --- damage ---
 
 
-def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(tmp_path, capsys, whole):
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, whole):
+    """Return the folder of a run that was stopped after its fifth checkpoint."""
+    folder = tmp_path_factory.mktemp("stopped")
+    runs.killed(whole[0], folder / "run", 5)
+    return folder / "run"
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    "damage", [cut, pytest.param(Path.unlink, marks=pytest.mark.slow)], ids=["truncated", "deleted"]
+)
+def test_with_a_damaged_checkpoint_the_newest_whole_one_is_used(
+    tmp_path, capsys, whole, stopped, damage
+):
     run = tmp_path / "run"
-    runs.killed(whole[0], run, 5)
-    for path in (run / "checkpoints" / "5").rglob("*"):
-        # Without SHA256SUMS, the checkpoint would be incomplete.
-        if path.is_file() and path.name != "SHA256SUMS":
-            os.truncate(path, path.stat().st_size // 2)
+    shutil.copytree(stopped, run)
+    for path in files(run / "checkpoints" / "5"):
+        if path.name != "SHA256SUMS":  # without it, the checkpoint would be incomplete
+            damage(path)
     capsys.readouterr()
     # Settings that do not affect the result may change. Of these, only the log interval is visible,
     # and only in the log.
-    pretrain.run_experiment(replace(whole[0], log_every=1), run)
+    changed = {"log_every": 1} if damage is cut else {"parallel": "mesh", "checkpoint_every": 7}
+    pretrain.run_experiment(replace(whole[0], **changed), run)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("checkpoint 5 is damaged") and said[0].endswith("; using 4")
     assert said[1] == "resuming at step 2 of coarse model"
-    finer, coarser = (
-        [(line["phase"], line["step"]) for line in runs.log(folder)] for folder in (run, whole[1])
-    )
-    # the same loss in the end
-    assert set(finer) > set(coarser) and runs.log(run)[-1] == runs.log(whole[1])[-1]
-    assert json.loads((run / "config.json").read_text())["log_every"] == 1
+    if damage is cut:
+        finer, coarser = (
+            [(line["phase"], line["step"]) for line in runs.log(folder)]
+            for folder in (run, whole[1])
+        )
+        # the same loss in the end
+        assert set(finer) > set(coarser) and runs.log(run)[-1] == runs.log(whole[1])[-1]
+    else:
+        runs.assert_same_end(run, whole[1])
+    assert json.loads((run / "config.json").read_text()).items() >= changed.items()
     assert (run / "checkpoints" / "damaged-5").is_dir()  # kept
+
+
+def test_without_a_whole_checkpoint_the_run_stops_with_one_line(tmp_path, whole, stopped):
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
+    for path in files(run / "checkpoints"):
+        cut(path)
+    before = runs.log(run)
+    with pytest.raises(
+        UserError, match=r"no checkpoint in .* is intact \(5: .*; 4: .*\); move the folder away"
+    ):
+        pretrain.run_experiment(whole[0], run)
+    assert runs.log(run) == before
