@@ -1,4 +1,4 @@
-"""Extras: what a reader of the methods may skip. They import the core, which never imports them.
+"""Extras: modules that a reader of the methods may skip. They import the core, which never imports them.
 
 `EXTRAS` tells the core which names a module adds to a registry (`jaxgrow.registry`).
 """

@@ -47,6 +47,8 @@ as an input axis, has the factor 1 / r, and the query has the factor sqrt(r).
 their input axes, and CompleteP divides their updates in the same way. Growing and training
 therefore commute (`tests/extras/test_completep.py`), independently of the gradients that Adam has
 seen before.
+
+`jaxgrow.optim.scaling` has the optimizers that apply the multipliers.
 """
 
 import itertools

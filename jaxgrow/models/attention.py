@@ -86,7 +86,7 @@ class Kernel(NamedTuple):
 KERNELS: Registry[Kernel] = Registry("attention kernel")
 # Operations that are fused on GPUs (`jaxgrow.extras.models.fused`): "norm", "log sum" of the loss,
 # "projections" to queries, keys and values, and hidden "units" of an MLP.
-FUSED: Registry[Callable[..., Tree]] = Registry("fused operation")
+FUSED_OPERATIONS: Registry[Callable[..., Tree]] = Registry("fused operation")
 
 
 def attention(

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 BOTTLENECK = "bottleneck"
 ADAPTER = "_adapter"  # suffix of module names, after the sublayer's name
-ACTIVATIONS: Mapping[str, Callable] = {
+# Unlike in the configs of models, "gelu" is the tanh approximation here.
+ADAPTER_ACTIVATIONS: Mapping[str, Callable] = {
     "gelu": jax.nn.gelu,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
@@ -57,9 +58,9 @@ class Adapter:
                 "an adapter needs a size of at least 1, and a place (at) of attention, mlp or both, "
                 f"but is {self}"
             )
-        if self.activation not in ACTIVATIONS:
+        if self.activation not in ADAPTER_ACTIVATIONS:
             raise ValueError(
-                f"an adapter's activation must be one of {', '.join(ACTIVATIONS)}, not "
+                f"an adapter's activation must be one of {', '.join(ADAPTER_ACTIVATIONS)}, not "
                 f"{self.activation!r}"
             )
 
@@ -86,7 +87,7 @@ class Adapter:
 
 
 # The module of an adapter in a layer.
-ADAPTERS: Registry[Callable[..., nn.Module]] = Registry("adapter module")
+ADAPTER_MODULES: Registry[Callable[..., nn.Module]] = Registry("adapter module")
 
 
 def add_adapter(
@@ -101,4 +102,4 @@ def add_adapter(
     adapter: Adapter | None = config.adapter
     if adapter is None or sublayer not in adapter.at:
         return y_BTD
-    return y_BTD + ADAPTERS["bottleneck"](adapter, dtype, name=sublayer + ADAPTER)(y_BTD)
+    return y_BTD + ADAPTER_MODULES["bottleneck"](adapter, dtype, name=sublayer + ADAPTER)(y_BTD)

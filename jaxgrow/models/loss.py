@@ -15,7 +15,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, Tree
-from jaxgrow.models.attention import FUSED
+from jaxgrow.models.attention import FUSED_OPERATIONS
 from jaxgrow.models.config import Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.sharding import (
@@ -224,7 +224,9 @@ def _scored(x_BSD, targets_BS, head_DV, bias_V, dtype, cap):
     logits_BSV = soft_capped(logits_BSV, cap)
     chosen_BSV = jnp.arange(len(bias_V))[None, None] == targets_BS[..., None]
     if current_platform() == "gpu":
-        log_z_BS, target_BS, right_BS = FUSED["log sum"](logits_BSV, chosen_BSV, targets_BS)
+        log_z_BS, target_BS, right_BS = FUSED_OPERATIONS["log sum"](
+            logits_BSV, chosen_BSV, targets_BS
+        )
         return logits_BSV, log_z_BS[..., None], chosen_BSV, (log_z_BS - target_BS, right_BS)
     log_z_BS1 = jax.nn.logsumexp(logits_BSV, axis=-1, keepdims=True)
     loss_BS = log_z_BS1[..., 0] - jnp.where(chosen_BSV, logits_BSV, 0).sum(-1)

@@ -16,7 +16,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ, VALUE, named_init
-from jaxgrow.models.attention import CONTINUING, FUSED, KEPT, ScoreForm, attention
+from jaxgrow.models.attention import CONTINUING, FUSED_OPERATIONS, KEPT, ScoreForm, attention
 from jaxgrow.sharding import axis_parts, current_platform, flatten_features
 
 
@@ -103,7 +103,7 @@ def project_together(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]
     On GPUs, their kernels are concatenated, unless the heads are sharded.
     """
     if current_platform() == "gpu" and axis_parts("heads") == 1:
-        return FUSED["projections"](linears, x)
+        return FUSED_OPERATIONS["projections"](linears, x)
     return [linear(x) for linear in linears]
 
 
@@ -176,7 +176,7 @@ def activate_units(
 ) -> jax.Array:
     """Return ``activation(up(x))``, or ``activation(gate(x)) * up(x)`` with a gate."""
     if current_platform() == "gpu":
-        return FUSED["units"](activation, x, up, gate)
+        return FUSED_OPERATIONS["units"](activation, x, up, gate)
     return activation(gate(x)) * up(x) if gate else activation(up(x))
 
 

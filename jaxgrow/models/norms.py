@@ -7,7 +7,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import named_init
-from jaxgrow.models.attention import FUSED
+from jaxgrow.models.attention import FUSED_OPERATIONS
 from jaxgrow.sharding import current_platform
 
 
@@ -46,7 +46,7 @@ class LayerNorm(nn.Module):
                 "bias", named_init(nn.initializers.zeros, self.axis, role="norm bias"), size
             )
         if current_platform() == "gpu" and scale is not None:
-            return FUSED["norm"](x, scale, bias, self.eps, self.dtype, True)
+            return FUSED_OPERATIONS["norm"](x, scale, bias, self.eps, self.dtype, True)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x - x.mean(-1, keepdims=True)
         x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)
@@ -79,7 +79,7 @@ class RMSNorm(nn.Module):
             "scale", named_init(nn.initializers.ones, *names, role="norm scale"), shape
         )
         if current_platform() == "gpu" and not self.before:
-            return FUSED["norm"](x, scale, None, self.eps, self.dtype, False)
+            return FUSED_OPERATIONS["norm"](x, scale, None, self.eps, self.dtype, False)
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         x = x * jax.lax.rsqrt(jnp.square(x).mean(over, keepdims=True) + self.eps)
         return (x * jnp.broadcast_to(scale, x.shape)).astype(self.dtype)

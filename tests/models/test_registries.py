@@ -12,7 +12,7 @@ from jaxgrow.registry import Registry
 # The registry of each kind in the tables ``EXTRAS``.
 REGISTRIES = {
     "adapter": "jaxgrow.cli.writing:ADAPTERS",
-    "adapter module": "jaxgrow.models.bottleneck:ADAPTERS",
+    "adapter module": "jaxgrow.models.bottleneck:ADAPTER_MODULES",
     "announcer": "train.analysis.comparing:ANNOUNCERS",
     "architecture": "jaxgrow.checkpoints.hf.registry:FAMILIES",
     "arguments": "train.arguments:MORE",
@@ -30,7 +30,7 @@ REGISTRIES = {
     "corpus": "train.extras.text.reading:CORPORA",
     "dataset": "train.data.dataset:DATASETS",
     "diagnosis": "jaxgrow.checkpoints.hf.registry:DIAGNOSES",
-    "fused operation": "jaxgrow.models.attention:FUSED",
+    "fused operation": "jaxgrow.models.attention:FUSED_OPERATIONS",
     "generation": "jaxgrow.models.attention:CONTINUING",
     "growth without sizes": "jaxgrow.cli.grow_commands:GROWTHS",
     "growing method": "jaxgrow.cli.grow_commands:GROWING",

@@ -1,7 +1,7 @@
 """Operations that are faster on GPUs in fewer and larger parts. They compute the same numbers.
 
-The models find them in ``jaxgrow.models.attention.FUSED``. Shape suffixes: B batch, S positions of a
-piece, D embed, V vocab, N rows of a matrix.
+The models find them in ``jaxgrow.models.attention.FUSED_OPERATIONS``. Shape suffixes: B batch, S
+positions of a piece, D embed, V vocab, N rows of a matrix.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxgrow.models.attention import FUSED
+from jaxgrow.models.attention import FUSED_OPERATIONS
 from jaxgrow.models.modules import Linear, bias_row, with_bias
 from jaxgrow.sharding import flatten_features
 
@@ -147,7 +147,7 @@ def _normed_backward(eps, dtype, centred, saved, slope):
 
 _saving_norm.defvjp(_normed_forward, _normed_backward)
 
-FUSED.add("projections", concatenated_projections)
-FUSED.add("units", recomputed_units)
-FUSED.add("log sum", log_sum_in_one_pass)
-FUSED.add("norm", saving_norm)
+FUSED_OPERATIONS.add("projections", concatenated_projections)
+FUSED_OPERATIONS.add("units", recomputed_units)
+FUSED_OPERATIONS.add("log sum", log_sum_in_one_pass)
+FUSED_OPERATIONS.add("norm", saving_norm)

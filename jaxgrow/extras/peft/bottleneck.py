@@ -4,7 +4,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxgrow.axes.names import READ
-from jaxgrow.models.bottleneck import ACTIVATIONS, ADAPTERS, BOTTLENECK, Adapter
+from jaxgrow.models.bottleneck import ADAPTER_ACTIVATIONS, ADAPTER_MODULES, BOTTLENECK, Adapter
 from jaxgrow.models.modules import Linear
 
 
@@ -31,7 +31,7 @@ class Bottleneck(nn.Module):
             self.dtype,
             name="up",
         )
-        return up(ACTIVATIONS[self.adapter.activation](down(y_BTD)))
+        return up(ADAPTER_ACTIVATIONS[self.adapter.activation](down(y_BTD)))
 
 
-ADAPTERS.add("bottleneck", Bottleneck)
+ADAPTER_MODULES.add("bottleneck", Bottleneck)
