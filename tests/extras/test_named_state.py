@@ -7,6 +7,7 @@ from checkpoints import saved, tensors
 from safetensors.numpy import load_file, save_file
 
 from jaxgrow import checkpoints
+from jaxgrow.checkpoints.hf.storage import HuggingFace
 from jaxgrow.cli.program import main
 from jaxgrow.extras.integrations import torch_optimizer
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
@@ -54,6 +55,21 @@ def test_new_layers_copy_the_moments(run, tmp_path):
     for name, p in load_file(tmp_path / "b" / "model.safetensors").items():
         assert grown[f"state.{name}.exp_avg"].shape == p.shape
         assert grown[f"state.{name}.step"] == 7
+
+
+@pytest.mark.parametrize("part", ["kernel", "bias"])
+def test_a_growth_of_nothing_keeps_the_state_whatever_was_read_before(run, part):
+    """A tensor of the model with several parts is kept while they are read, but not for the state."""
+    model = checkpoints.open_checkpoint(run)
+    assert isinstance(model, HuggingFace)
+    state, _ = torch_optimizer.read_safetensors(run / "optimizer.safetensors", model)
+    model.read(f"blocks/attention/query/{part}", 0)
+    same = torch_optimizer.grow_state(model, model, state, {}, "copy")
+    old = load_file(run / "optimizer.safetensors")
+    for kind in ("exp_avg", "exp_avg_sq"):
+        assert same.arrays[kind].keys() == model.tensors.keys()
+        for name, x in same.arrays[kind].items():
+            np.testing.assert_allclose(x, old[f"state.{name}.{kind}"], rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("policy", ["copy", "exact"])
