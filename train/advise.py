@@ -52,7 +52,7 @@ from train.extras.advice.forecast import (
     forecast_saving,
     small_slowdown,
 )
-from train.extras.comparison_report import step_seconds
+from train.extras.report_sections import step_seconds
 from train.plan.lifetimes import shapes
 from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.recipes import deep_vcycle, deepened

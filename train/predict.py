@@ -19,14 +19,13 @@ import jax
 import numpy as np
 
 from jaxgrow.checkpoints.io.files import at_step
-from jaxgrow.typed import Json
+from jaxgrow.extras.head_labels import read_head
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_text
 from train.common.output import say
 from train.extras.labelled import glue, table
 from train.extras.labelled.encoding import Encoder
-from train.extras.labelled.heads import stored_head
 from train.extras.labelled.supervised import model_outputs
 from train.extras.labelled.task import Labelled, examples_of, labelled_of
 from train.extras.pretrained import opened_model
@@ -53,8 +52,7 @@ def predict_labels(run: Path, file: Path) -> tuple[str, dict[str, float]]:
     texts, given = labelled_rows(file, data)
     config = source.config
     # Names such as LABEL_0 do not count as names of classes, but here they are the user's own.
-    named: Json = {**(source.head or source.hf_config or {})}
-    labels = stored_head(source).labels or tuple(named.get("id2label", {}).values())
+    labels = read_head(source.head).labels or tuple(source.head.get("id2label", {}).values())
     unlabelled = glue.Rows(texts, np.zeros(len(given), np.int32))
     examples = examples_of(unlabelled, data, config, Encoder(data.tokenizer, config))  # type: ignore[arg-type]
     mesh = Mesh().over(jax.devices())

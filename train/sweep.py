@@ -14,7 +14,8 @@ The work directory (``--workdir``, default: runs/sweep) contains one folder for 
 command therefore continues a stopped sweep. If the config imports a small model, the finished runs
 of this model must be in the same directory. The results are written to ``NAME.md`` and
 ``NAME.json`` there, with the best settings first, and with a warning if the best value is the
-smallest or the largest of the values that were tried.
+smallest or the largest of the values that were tried. If a run averages its weights (``optim.ema``),
+the loss of the average decides.
 """
 
 import hashlib

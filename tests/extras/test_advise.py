@@ -27,7 +27,7 @@ from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment
 from train.extras import timing
 from train.extras.advice.evidence import PilotRow, all_evidence
-from train.extras.comparison_report import step_seconds
+from train.extras.report_sections import step_seconds
 from train.plan.methods import Growing, Scratch, TrainStage
 from train.plan.modifiers import DropLayers
 from train.plan.recipes import deepened

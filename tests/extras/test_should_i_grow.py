@@ -23,7 +23,7 @@ from train.extras.advice.forecast import (
     pilot_error,
     small_slowdown,
 )
-from train.extras.comparison_report import step_seconds
+from train.extras.report_sections import step_seconds
 
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs/should-i-grow.md").read_text().split())

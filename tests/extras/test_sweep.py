@@ -6,13 +6,14 @@ import sys
 
 import pytest
 import runs
+from synthetic import SCRATCH, made
 
 from train import sweep
 from train.common.errors import exits_cleanly
 from train.extras.advice.settings import Tried, edge_warnings, settings_table
 from train.extras.arguments import listed_values
 from train.step import inputs, programs
-from train.sweep import all_combinations, run_name
+from train.sweep import _halved, all_combinations, run_name
 
 
 def swept(monkeypatch, *arguments):
@@ -101,6 +102,28 @@ def test_the_loss_of_the_average_decides(tmp_path, monkeypatch, capsys):
         if ema != "0":
             assert re.search(rf"\| {ema} +\| [\d.]+ +\| {loss:.4f} ", text)
     assert re.search(r"\| 0 +\| [\d.]+ +\|  +\|", text)
+
+
+def test_halving_keeps_the_settings_with_the_best_averages_of_all_seeds(tmp_path, monkeypatch):
+    """A setting with a seed that diverged is the worst, although its other seed is the best."""
+    losses = {"a": (3.0, 1.0), "b": (2.0, 2.5), "c": (1.0, 3.0), "d": (0.5, 0.5)}
+
+    def attempt(experiment, seed, workdir, diverged):
+        setting = experiment.name[-1]
+        loss, average = losses[setting]
+        name = f"{experiment.name}-{experiment.steps}"
+        run = made(tmp_path, name, SCRATCH, seed, val_loss=loss, val_loss_ema=average)
+        return None if setting == "d" and seed else run
+
+    monkeypatch.setattr(sweep, "attempt_run", attempt)
+    every = [({"x": name}, runs.experiment(tmp_path, steps=8)) for name in losses]
+    tried = _halved(every, [0.5], [0, 1], tmp_path)
+    assert [(t.settings["x"], t.fraction) for t in tried] == [
+        *(("a", None), ("b", None)),
+        *(("a", 0.5), ("b", 0.5), ("c", 0.5), ("d", 0.5)),
+    ]
+    *_, worst = settings_table(tried, {"x": list(losses)}).split("\n\n")[0].splitlines()
+    assert worst.replace("|", " ").split()[:4] == ["d", "0.5", "diverged", "diverged"]
 
 
 @pytest.mark.parametrize(("best", "says"), [

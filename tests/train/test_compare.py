@@ -30,7 +30,8 @@ from train.analysis.runs import Run, frontier_budget, half_width, p_value, refus
 from train.analysis.savings import Comparison
 from train.common.errors import UserError, exits_cleanly
 from train.config.overrides import seed_list
-from train.extras.comparison_report import markdown_report, result_lines, step_seconds
+from train.extras.comparison_report import markdown_report, result_lines
+from train.extras.report_sections import step_seconds
 from train.extras.run_plots import mean_curves
 from train.step import programs
 

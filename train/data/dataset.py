@@ -129,7 +129,7 @@ class Dataset(ABC):
         """Write the files with which `transformers` prepares inputs for the model of a run.
 
         Args:
-          run: folder of the run, which has the tokenizer of its data, if they are text.
+          run: folder of the run, into which a tokenizer of the data is copied.
           config: config of the model.
           folder: folder for the files.
 

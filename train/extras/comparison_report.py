@@ -6,15 +6,13 @@ from pathlib import Path
 from statistics import mean
 from typing import TypeAlias
 
-import numpy as np
-
 from jaxgrow.tables import markdown_table
 from train.analysis.comparing import REPORTS
 from train.analysis.runs import Run, mean_cost
 from train.analysis.savings import SAVED, Comparison, Row
 from train.common.files import write_record, write_text
 from train.common.output import say
-from train.extras.report_sections import SECTIONS, wrap_text
+from train.extras.report_sections import SECTIONS, flops_rate, step_seconds, wrap_text
 from train.extras.run_plots import draw_comparison
 from train.plan.phase import spoken_phase
 
@@ -274,31 +272,6 @@ def _saved_text(row: Row, name: str) -> str:
         text += f" ± {100 * row[f'{name}_interval']:.1f}"
     # The frontier gives only a lower bound for a run below it.
     return "> " * any(row["below_frontier"]) + text.replace("-0.0", "0.0")
-
-
-def step_seconds(run: Run, i: int) -> float | None:
-    """The median step time of phase ``i`` of a run, in seconds, without compilation and validation.
-
-    It is measured between lines of the log; compilation falls into the interval before the
-    first line. Each interval counts as often as it has steps, because the last one may be much
-    shorter than the others. None if the phase has fewer than two lines.
-    """
-    phases = run.result["phases"]
-    before = sum(p["tokens"] for p in phases[:i])
-    after = before + phases[i]["tokens"]
-    lines = [line for line in run.log if "loss" in line and before < line["tokens"] <= after]
-    if len(lines) < 2:
-        return None
-    steps = np.diff([line["step"] for line in lines])
-    seconds = np.diff([line["seconds"] for line in lines])
-    return float(np.quantile(np.repeat(seconds / steps, steps), 0.5, method="lower"))
-
-
-def flops_rate(run: Run, i: int) -> float | None:
-    """The FLOPs per second of the steps of phase ``i`` of a run; None if their time is unknown."""
-    phase = run.result["phases"][i]
-    seconds = step_seconds(run, i)
-    return phase["flops"] / phase["steps"] / seconds if phase["steps"] and seconds else None
 
 
 REPORTS.add("markdown", write_report)

@@ -1,4 +1,4 @@
-"""Further tables of `train.compare`: each growth, the averages of weights, and the seconds."""
+"""Further tables of `train.compare` (each growth, the averages of weights, the seconds), and times of steps."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -143,6 +143,31 @@ def _reason(runs: Sequence[Run], baseline: Sequence[Run]) -> str | None:
         f"{mean_cost(runs, 'flops') / speed:.1f} s. The difference: {', '.join(parts)}."
     )
     return text if parts else None
+
+
+def step_seconds(run: Run, i: int) -> float | None:
+    """The median step time of phase ``i`` of a run, in seconds, without compilation and validation.
+
+    It is measured between lines of the log; compilation falls into the interval before the
+    first line. Each interval counts as often as it has steps, because the last one may be much
+    shorter than the others. None if the phase has fewer than two lines.
+    """
+    phases = run.result["phases"]
+    before = sum(p["tokens"] for p in phases[:i])
+    after = before + phases[i]["tokens"]
+    lines = [line for line in run.log if "loss" in line and before < line["tokens"] <= after]
+    if len(lines) < 2:
+        return None
+    steps = np.diff([line["step"] for line in lines])
+    seconds = np.diff([line["seconds"] for line in lines])
+    return float(np.quantile(np.repeat(seconds / steps, steps), 0.5, method="lower"))
+
+
+def flops_rate(run: Run, i: int) -> float | None:
+    """The FLOPs per second of the steps of phase ``i`` of a run; None if their time is unknown."""
+    phase = run.result["phases"][i]
+    seconds = step_seconds(run, i)
+    return phase["flops"] / phase["steps"] / seconds if phase["steps"] and seconds else None
 
 
 def mean_and_each(values: Sequence[float], form: str) -> str:

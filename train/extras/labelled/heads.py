@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.extras.head_labels import Head, read_head, same_name
 from train.common.errors import UserError
 from train.extras.pretrained import opened_model
@@ -16,12 +15,7 @@ def learned_head(folder: Path) -> Head:
     Raises:
       UserError: the folder does not contain a model.
     """
-    return stored_head(opened_model(folder, notes=False))
-
-
-def stored_head(source: Checkpoint) -> Head:
-    """Return the task and labels of the head of a model, as far as they are known."""
-    return read_head(source.head or source.hf_config or {})
+    return read_head(opened_model(folder, notes=False).head)
 
 
 def keeps_head(there: Head, wanted: Head, kind: str) -> bool:
