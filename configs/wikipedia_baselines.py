@@ -1,7 +1,8 @@
 """Does growing still save FLOPs against stronger baselines, and what do loops, heads and experts add?
 
 Each experiment of the first part changes one setting of `wikipedia12.muon`: an average of the
-weights, a ramp of the batch, and cautious weight decay. The sweeps:
+weights, a ramp of the batch (with its best learning rate and more steps, for equal tokens), and
+cautious weight decay. The sweeps:
 
     c=configs/wikipedia_baselines.py
     python -m train.sweep $c:ema --set optim.ema=0.9,0.97,0.99 --seeds 0-2 --workdir runs/baselines
