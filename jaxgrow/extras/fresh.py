@@ -117,5 +117,9 @@ def spectral(params: Params, axes: Axes) -> Params:
     return jax.tree_util.tree_map_with_path(leaf, params)
 
 
+def _fresh_spectral(params: Params, growth: maps.Growth, axes: Axes, initial: Params) -> Params:
+    return fresh(params, growth, axes, spectral(initial, axes))
+
+
 INITIALISING.add("fresh", fresh)
-INITIALISING.add("spectral", spectral)
+INITIALISING.add("spectral", _fresh_spectral)

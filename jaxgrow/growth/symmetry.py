@@ -27,8 +27,11 @@ from jaxgrow.registry import Registry
 
 # The output axes of the head of a model. No axis of these names grows.
 HEADS = frozenset({"vocab", "classes"})
-# Functions that initialise new units instead of copying them (`jaxgrow.extras.fresh`).
-INITIALISING: Registry[Callable[..., Params]] = Registry("new units")
+# Functions that take new units from initial parameters of the grown model instead of copying them
+# (`jaxgrow.extras.fresh`).
+INITIALISING: Registry[Callable[[Params, maps.Growth, Axes, Params], Params]] = Registry(
+    "new units"
+)
 
 
 def break_symmetry(

@@ -371,8 +371,8 @@ class Grow(Transform, reads=("source",), writes="target"):
             config = config.resized(growth)
             if self.fresh:
                 new = initial(config, jax.random.key(self.seed), self.base)
-                new = INITIALISING["spectral"](new, axes) if self.fresh == "spectral" else new
-                params = INITIALISING["fresh"](params, growth, axes, new)
+                kind = "spectral" if self.fresh == "spectral" else "fresh"
+                params = INITIALISING[kind](params, growth, axes, new)
             else:
                 params = grow(growth, params, axes)
             if self.noise is not None and not isinstance(growth, Rules):
