@@ -4,10 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgrow.checkpoints.io.files import CheckpointError
-from jaxgrow.checkpoints.source import (
-    Leaf,
-    Source,
-)
+from jaxgrow.checkpoints.source import Leaf, Source
 
 
 class Cast(Source):

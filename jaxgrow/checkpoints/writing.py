@@ -123,9 +123,13 @@ class Companion(Protocol):
 #: Functions that grow the companions of a checkpoint, by the argument of `transform` that names
 #: them: ``COMPANIONS["lora"](checkpoint, growth, value of the argument)``.
 COMPANIONS: Registry[Callable[[Checkpoint, Growth, Any], Companion]] = Registry("companion")
-#: "images" converts a model of gray images, from its roots and the new checkpoint; "noise" adds noise
-#: to a grown model, from the growth, the seed and the signal-to-noise ratio.
-CONVERSIONS: Registry[Callable[..., Source]] = Registry("conversion")
+#: "images" converts a model of gray images, from the model, its roots and the new checkpoint.
+CONVERSIONS: Registry[Callable[[Source, Sequence[Checkpoint], Output], Source]] = Registry(
+    "conversion"
+)
+#: "copies" adds noise to a grown model, from the model, the growth, the seed and the signal-to-noise
+#: ratio.
+NOISES: Registry[Callable[[Source, Growth, int, float], Source]] = Registry("noise")
 
 #: Functions that return the model card of a model that is made from other models, from the model, the
 #: content of its ``jaxgrow.json`` and its architecture.
@@ -205,7 +209,7 @@ def transform(
     wide = source if output.dtype is None else Cast(source, output.dtype, at_least=True)
     grown: Source = Grown(wide, growth, axes)
     if noise is not None:
-        grown = CONVERSIONS["noise"](grown, growth, seed, noise)
+        grown = NOISES["copies"](grown, growth, seed, noise)
     if lora is None:
         _check_no_lora(source.folder)
     given = {"lora": lora, "optimizer": optimizer}

@@ -15,7 +15,7 @@ from jaxgrow.checkpoints.source import (
     leaves_by_path,
     tree_from_paths,
 )
-from jaxgrow.checkpoints.writing import CONVERSIONS, Output
+from jaxgrow.checkpoints.writing import CONVERSIONS, NOISES, Output
 from jaxgrow.growth.maps import Growth, Maps, Rules
 from jaxgrow.growth.symmetry import break_symmetry
 
@@ -136,4 +136,4 @@ def add_noise(source: Source, growth: Growth, seed: int, snr: float) -> Noisy:
 
 
 CONVERSIONS.add("images", for_images)
-CONVERSIONS.add("noise", add_noise)
+NOISES.add("copies", add_noise)

@@ -27,6 +27,7 @@ REGISTRIES = {
     "comparison report": "train.analysis.comparing:REPORTS",
     "comparison score": "train.analysis.comparing:SCORERS",
     "conversion": "jaxgrow.checkpoints.writing:CONVERSIONS",
+    "noise": "jaxgrow.checkpoints.writing:NOISES",
     "corpus": "train.extras.text.reading:CORPORA",
     "dataset": "train.data.dataset:DATASETS",
     "diagnosis": "jaxgrow.checkpoints.hf.registry:DIAGNOSES",

@@ -110,9 +110,8 @@ def prune_vocabulary(a: argparse.Namespace) -> None:
     source, old = _source_with_vocabulary(a)
     kept = _kept_tokens(a.vocab, old)
     new = {int(token): i for i, token in enumerate(kept)}
-    with one_line(
-        CheckpointError, f"the special tokens of {a.src} cannot be read"
-    ):  # such as deep lists
+    # Such as lists that are nested too deeply.
+    with one_line(CheckpointError, f"the special tokens of {a.src} cannot be read"):
         generation = _renumber_special(source, new, old)
     with errors_with_options():
         growth = operators.keep_units(source.sizes(), {VOCAB: kept})
