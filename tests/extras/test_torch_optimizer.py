@@ -173,7 +173,7 @@ def test_exact_moments_match_those_of_the_grown_model(run, tmp_path):
 
 @pytest.mark.parametrize("distributed", [False, True], ids=["optimizer.pt", "distributed"])
 def test_exact_moments_of_fused_kernels_match_those_of_the_grown_model(tmp_path, distributed):
-    """A GPT-2 has one tensor for queries, keys and values; the files are those of PyTorch."""
+    """A GPT-2 has one tensor for queries, keys and values. PyTorch writes the files."""
     import torch.distributed.checkpoint as dcp
 
     torch.manual_seed(0)
