@@ -21,7 +21,7 @@ from jaxgrow import grow, grow_optimizer, operators, stack_layers, unstack_layer
 from jaxgrow.axes import path
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
-from jaxgrow.extras.integrations import command, orbax_run
+from jaxgrow.extras.integrations import command, copying, orbax_run
 from jaxgrow.extras.integrations.formats import (
     FORMATS,
     MAXTEXT,
@@ -31,6 +31,7 @@ from jaxgrow.extras.integrations.formats import (
     recognise_format,
 )
 from jaxgrow.extras.integrations.orbax_tree import OrbaxTree, Writer
+from jaxgrow.untrusted import UntrustedError
 
 E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
 WIDE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
@@ -469,3 +470,22 @@ def test_formats_do_not_claim_each_other():
         n: n for n in FORMATS
     }
     assert TUNIX.prefix({}) is None
+
+
+def test_a_file_that_is_replaced_after_the_check_is_not_followed(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "a").write_text("public")
+    (tmp_path / "secret").write_text("secret")
+    inside = copying.lies_inside
+
+    def replaced(real: Path, root: Path) -> bool:
+        found = inside(real, root)
+        real.unlink()
+        real.symlink_to(tmp_path / "secret")
+        return found
+
+    monkeypatch.setattr(copying, "lies_inside", replaced)
+    with pytest.raises(UntrustedError):
+        copying.copy_tree(home, tmp_path / "copy", home)
+    assert not (tmp_path / "copy" / "a").exists()

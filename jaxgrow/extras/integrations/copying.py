@@ -1,12 +1,17 @@
 """How are the other files of a checkpoint of another trainer copied?"""
 
-import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxgrow.checkpoints.io.files import listed
-from jaxgrow.untrusted import chosen_file, copy_file, lies_inside, narrow_permissions
+from jaxgrow.untrusted import (
+    UntrustedError,
+    chosen_file,
+    copy_file,
+    lies_inside,
+    narrow_permissions,
+)
 
 
 def copy_tree(source: Path, target: Path, home: Path) -> list[str]:
@@ -34,10 +39,14 @@ def _copy_inside(source: Path, target: Path, root: Path) -> Iterator[str]:
             yield from _copy_inside(inner, target / inner.name, root)
         narrow_permissions(target, mode)
         return
-    # Unlike `resolve`, this raises no error for a circle of links.
-    real = Path(os.path.realpath(source))
-    if real.is_file() and lies_inside(real, root):
-        copy_file(chosen_file(real), target)
+    try:
+        file = chosen_file(source)
+    except (UntrustedError, OSError):  # not a regular file, or a link that leads to no file
+        yield str(source)
+        return
+    # The links are followed once, so the copied file is the one that this checks.
+    if lies_inside(file.path, root):
+        copy_file(file, target)
     else:
         yield str(source)
 
