@@ -69,7 +69,8 @@ def _read_deberta(hf_config: Json) -> Json:
     ):
         if not fits:
             raise ValueError(
-                f"{key} is {spelt(hf_config.get(key))}, but jaxgrow supports DeBERTa only {form}"
+                f"{key} is {spelt(hf_config.get(key))}, but jaxgrow supports DeBERTa only {form}. Choose a model "
+                "with the settings of microsoft/deberta-v3-base"
             )
     _check_equal(
         hf_config,
