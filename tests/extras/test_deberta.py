@@ -172,7 +172,7 @@ def test_the_published_config_is_the_default():
     ({"position_buckets": 255}, "distances is 510, but must be a multiple of 4"),
     ({"pos_att_type": None}, r"pos_att_type is null, .* only with p2c\|c2p"),
     ({"pos_att_type": ["c2p"]}, r"only with p2c\|c2p"),
-    ({"share_att_key": False}, "share_att_key is false, .* only if it is true"),
+    ({"share_att_key": False}, "share_att_key is false, .* only if it is true. Choose .*deberta-v3-base"),
     ({"norm_rel_ebd": "none"}, "only with layer_norm"),
     ({"position_buckets": -1}, "position_buckets is -1, .* only with buckets"),
     ({"position_buckets": "many"}, "a value has the wrong type"),
