@@ -109,6 +109,7 @@ BASELINES = (
         },
         (0.55, 0.75),
     ),
+    partial(sweep_table, "baselines", "wiki12_muon", RATE),
     partial(sweep_table, "baselines", "muon_ema", {"ema": "d"}),
     partial(sweep_table, "baselines", "muon_cautious", RATE | DECAY),
     partial(sweep_table, "baselines", "muon_ramp", RATE),
