@@ -1,6 +1,7 @@
 """How is a model written as a checkpoint, and how is a checkpoint grown into another one?"""
 
 import os
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -386,7 +387,7 @@ def _check_no_lora(folder: Path) -> None:
     if (folder / ADAPTER[0]).is_file():
         raise CheckpointError(
             f"{folder} contains an adapter in addition to its model ({ADAPTER[0]}), which "
-            f"would not fit the new model. To change both, pass --lora {folder} to grow, coalesce, "
+            f"would not fit the new model. To change both, pass --lora {shlex.quote(str(folder))} to grow, coalesce, "
             f"decoalesce or prune (in Python: transform(..., lora={str(folder)!r})). To "
             f"continue without the adapter, move {' and '.join(ADAPTER)} out of the folder"
         )

@@ -111,6 +111,22 @@ def test_the_name_of_a_folder_is_a_value(tmp_path, capsys):
     assert parts(tmp_path / "b")[0]["base_model"] == name
 
 
+def test_a_model_in_the_current_folder_has_the_name_of_the_folder(tmp_path, capsys, monkeypatch):
+    source = model(tmp_path)
+    (source / "inside").mkdir()
+    for folder, path in ((source, "."), (source / "inside", "..")):
+        monkeypatch.chdir(folder)
+        called(capsys, "grow", path, tmp_path / "b", *DEEP, "--overwrite")
+        assert parts(tmp_path / "b")[0]["base_model"] == "a"
+
+
+def test_new_tokens_are_not_paths(tmp_path, capsys):
+    like = {"</think>": [1, 2], 'a "/b': [3]}
+    (tmp_path / "like.json").write_text(json.dumps(like))
+    called(capsys, "grow", model(tmp_path), tmp_path / "b", "--like-tokens", tmp_path / "like.json")
+    assert parts(tmp_path / "b")[2][0]["arguments"]["like_tokens"] == like
+
+
 def test_links_are_not_followed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(card, "_LARGEST_README", 40)
     source = model(tmp_path, readme="---\nlicense: https://example.com/licence\n---\n")

@@ -476,7 +476,8 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ((), "nothing to prune: give the new size of an axis, such as --layers 24"),
-    (("--mlp", 8, "--by", "angular"), "--by angular selects the layers to remove: give their"),
+    (("--mlp", 8, "--by", "angular"), "--by angular selects the layers to remove: give their new number with "
+     "--layers, or omit --by"),
     (("--layers", 7), "prune cannot change the size from 6 to 7. The new size must be in 1 .. 6"),
     (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
     (("--embed", 6), "head_dim 3"),  # which a GPT2LMHeadModel cannot have

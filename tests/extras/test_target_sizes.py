@@ -140,6 +140,16 @@ def test_the_importance_is_measured_once(folder, tmp_path, capsys, monkeypatch):
     chex.assert_trees_all_equal(stored, fresh)
 
 
+def test_scores_that_cannot_be_written_are_not_measured(folder, tmp_path, capsys, monkeypatch):
+    words = ("prune", folder / "llama", tmp_path / "b", "--layers", 4, "--data")
+    words += (folder / "text.txt", "--scores")
+    assert run(*words, tmp_path / "importance.safetensors", "--dry-run") == 0
+    assert "nothing was written" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    monkeypatch.setattr(command, "scores_of", None)
+    assert run(*words, tmp_path / "none" / "importance.safetensors") == 1
+    assert "no such file or directory" in capsys.readouterr().err
+
+
 def abstract(*trees):
     """Assert that nothing is computed: all arrays are traced."""
     assert all(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees))
@@ -148,6 +158,10 @@ def abstract(*trees):
 
 def test_prune_without_data_and_scores(folder, tmp_path, capsys):
     words = ("prune", folder / "llama", tmp_path / "b")
+    assert run(*words, "--params", "2.5e5") == 2
+    assert "error: prune measures" in capsys.readouterr().err
+    assert run(*words, "--params", "2.5e5", "--scores", tmp_path / "importance") == 2
+    assert f"{tmp_path}/importance does not exist, and prune measures" in capsys.readouterr().err
     assert run(*words, "--params", "2.5e5") == 2
     assert "inputs with --data FILE, or a file of --scores" in capsys.readouterr().err
     assert run(*words, "--params", "9e5", "--data", folder / "text.txt") == 2
@@ -176,7 +190,7 @@ def test_a_file_of_scores_is_checked(folder, tmp_path, change, message):
     file = tmp_path / "importance.safetensors"
     shapes = scores.expected_scores(source)
     own = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
-    scores.save_scores(file, source, own)
+    scores.save_scores(file, source, lambda: own)
     assert scores.read_scores(file, source).keys() == own.keys()
     save_file(change(load_file(file)), file)
     with pytest.raises(CheckpointError, match=message or "importance"):

@@ -170,6 +170,29 @@ def test_rows_like_given_tokens(folder, tmp_path):
     assert record["target"] == {"vocab": 13}
 
 
+def test_new_tokens_get_the_ids_that_the_tokenizer_gives_them(folder, tmp_path, capsys):
+    source = tmp_path / "a model"
+    shutil.copytree(folder, source)
+    (source / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 10}}}')
+    (tmp_path / "like.json").write_text('{"b": [3], "<think>": [4]}')
+    assert run("grow", source, tmp_path / "b", "--like-tokens", tmp_path / "like.json") == 1
+    assert "the tokenizer of" in (error := capsys.readouterr().err) and "'b' has the id 10" in error
+    (tmp_path / "like.json").write_text('{"<think>": [4]}')
+    assert run("grow", source, tmp_path / "b", "--like-tokens", tmp_path / "like.json") == 0
+    out = capsys.readouterr().out
+    assert "so it would give" not in out
+    assert f"jaxgrow report '{source}' {tmp_path}/b measures it" in out
+    # The model has unused rows, as many published models.
+    padded = ("grow", tmp_path / "b", tmp_path / "c", "--vocab", 16)
+    (tmp_path / "b/tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 10}}}')
+    assert run(*padded) == 0
+    advice = f"remove the unused rows before, run jaxgrow prune {tmp_path}/b DST --vocab 11"
+    assert advice in capsys.readouterr().out
+    assert run("prune", tmp_path / "b", tmp_path / "d", "--vocab", 11) == 0
+    assert run("grow", tmp_path / "d", *padded[2:], "--overwrite") == 0
+    assert "so it would give" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("direction", ["grow", "prune"])
 def test_loras_with_saved_embeddings_and_optimizer_state_follow(
     folder, tmp_path, capsys, direction

@@ -257,7 +257,7 @@ def changed_tokens(name: str) -> Callable[[Path], Path]:
         (folder / "like.json").write_text('{"a": [1, 2]}')
         (folder / "keep.json").write_text('{"keep": [0, 1, 2]}')
         ones = {n: np.ones(s, np.float32) for n, s in scores.expected_scores(source).items()}
-        scores.save_scores(folder / "importance.safetensors", source, ones)
+        scores.save_scores(folder / "importance.safetensors", source, lambda: ones)
         return folder / name
 
     return make

@@ -1,8 +1,10 @@
 """The model card of a model that was made from others: what it was made of, how, and its licence."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import yaml
 
@@ -17,8 +19,8 @@ _LARGEST_README = 1 << 16
 _LICENCE = ("license", "license_name", "license_link")
 # An identifier, such as apache-2.0, a file, or an address. It is copied, and nothing opens it.
 _VALUE = re.compile(r"\w[\w.:/#?=&%+-]{0,299}", re.ASCII)
-# The folders of this machine, at the begin of a string in JSON.
-_PATH = re.compile(r'"(?:[^"\\]|\\.)*/')
+# The folders of this machine, at the begin of a string in JSON. Keys, such as new tokens, stay.
+_PATH = re.compile(r'"(?:[^"\\]|\\.)*/(?=(?:[^"\\]|\\.)*"(?!:))')
 # The entries of a step in ``jaxgrow.json`` that the card repeats.
 _STEP = ("operator", "arguments", "target", "new_layers")
 
@@ -93,8 +95,9 @@ def _base(root: Checkpoint, front: Mapping[str, str]) -> str:
     """
     if (root.folder / RECORD).is_file() and "base_model" in front:
         return front["base_model"]
-    cached = re.fullmatch(r"models--(.+?)--(.+)", root.folder.parent.parent.name)
-    return f"{cached[1]}/{cached[2]}" if cached else root.folder.name
+    folder = Path(os.path.abspath(root.folder))  # "." has no name
+    cached = re.fullmatch(r"models--(.+?)--(.+)", folder.parent.parent.name)
+    return f"{cached[1]}/{cached[2]}" if cached else folder.name
 
 
 MODEL_CARDS.add("transformers", card_of_model)

@@ -1,6 +1,7 @@
 """The command prune: plan the sizes, measure the importance on data, and report the effect."""
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -123,11 +124,11 @@ def _pruning_plan(a: argparse.Namespace) -> _PruningPlan:
     if source.config.loop is not None:
         raise CheckpointError(
             f"prune does not measure layers that run several times ({source.config.loop}): first give each "
-            f"pass its own layer with jaxgrow grow {a.src} DST --method unloop"
+            f"pass its own layer with jaxgrow grow {shlex.quote(str(a.src))} DST --method unloop"
         )
     if a.by and not any(map(is_layers, target)):
         raise UsageError(
-            f"--by {a.by} selects the layers to remove: give their new number with --layers"
+            f"--by {a.by} selects the layers to remove: give their new number with --layers, or omit --by"
         )
     if source.config.predicts == "states" and "embed" in target:
         raise CheckpointError(
@@ -147,9 +148,10 @@ def _pruning_plan(a: argparse.Namespace) -> _PruningPlan:
         )
     measured = a.scores is not None and a.scores.exists()
     if a.data is None and not measured:
+        missing = "" if a.scores is None else f"{a.scores} does not exist, and "
         raise UsageError(
-            "prune measures which layers and units matter least: give it inputs with --data FILE, or a file of "
-            "--scores of an earlier prune, or the layers that stay, such as --keep 0-3"
+            f"{missing}prune measures which layers and units matter least: give it inputs with --data FILE, or a "
+            "file of --scores of an earlier prune, or the layers that stay, such as --keep 0-3"
         )
     inputs, what = (None, "") if a.data is None else inputs_from_file(source, a.data)
     with errors_with_options():
@@ -165,7 +167,7 @@ def _wanted_sizes(a: argparse.Namespace, source: Source) -> dict[str, int]:
     if a.params >= source.parameters:
         raise UsageError(
             f"--params {a.params:,}: {a.src} has {source.parameters:,} parameters, and prune makes a "
-            f"model smaller. For larger sizes, run jaxgrow suggest {a.src} --to-params {a.params}"
+            f"model smaller. For larger sizes, run jaxgrow suggest {shlex.quote(str(a.src))} --to-params {a.params}"
         )
     found = sizes_near(source, a.params)
     return next((target for target in found if not any(map(is_layers, target))), found[0])
@@ -190,10 +192,8 @@ def _stored_scores(a: argparse.Namespace, plan: _PruningPlan) -> Scores:
     """The scores in the file ``--scores``, or else those that are measured and written to it."""
     if a.scores is not None and a.scores.exists():
         return read_scores(a.scores, plan.source)
-    if a.scores is not None:
-        found = scores_of(plan.source, plan.inputs)
-        save_scores(a.scores, plan.source, found)
-        return found
+    if a.scores is not None and not a.dry_run:
+        return save_scores(a.scores, plan.source, lambda: scores_of(plan.source, plan.inputs))
     parts = {plan.by if is_layers(axis) else "units" for axis in plan.target}
     return scores_of(plan.source, plan.inputs, parts)
 

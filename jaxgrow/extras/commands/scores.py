@@ -1,6 +1,6 @@
 """How is the importance of layers and units measured once, and stored for prunings to other sizes?"""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -77,15 +77,21 @@ def axis_scores(scores: Scores, axis: str, by: str, removed: int) -> np.ndarray:
     return scores[f"{axis}/influence"]
 
 
-def save_scores(file: Path, source: Checkpoint, scores: Scores) -> None:
-    """Write the scores of a model as safetensors. Each name begins with the fingerprint of the model."""
+def save_scores(file: Path, source: Checkpoint, measure: Callable[[], Scores]) -> Scores:
+    """Measure the scores of a model, and write them as safetensors.
+
+    Each name begins with the fingerprint of the model. If the file cannot be written, nothing is
+    measured.
+    """
     mark = source.fingerprint()
-    planned = [
-        safetensors.Planned(f"{mark}/{name}", x.dtype, x.shape, lambda x=x: x)
-        for name, x in ((name, x.astype(np.float32)) for name, x in scores.items())
-    ]
     with atomic_file(file) as part:
+        scores = measure()
+        planned = [
+            safetensors.Planned(f"{mark}/{name}", x.dtype, x.shape, lambda x=x: x)
+            for name, x in ((name, x.astype(np.float32)) for name, x in scores.items())
+        ]
         safetensors.write_file(part, planned)
+    return scores
 
 
 def read_scores(file: Path, source: Checkpoint) -> Scores:

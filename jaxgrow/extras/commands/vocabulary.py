@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from jaxgrow import operators
 from jaxgrow.checkpoints import CheckpointError, Source, open_checkpoint
-from jaxgrow.checkpoints.io.files import inside, read_json, write_json
+from jaxgrow.checkpoints.io.files import inside, listed, read_json, write_json
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.checkpoints.writing import Output
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
@@ -17,6 +18,7 @@ from jaxgrow.cli.grow_commands import GROWING, refuse_lost_state
 from jaxgrow.cli.new_sizes import LARGEST
 from jaxgrow.cli.options import AXES, axis_option
 from jaxgrow.cli.writing import transform_model
+from jaxgrow.extras.commands.tokenizer_files import tokens_of
 from jaxgrow.extras.vocabulary import VOCAB, new_tokens, renumbered_ids
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import one_line
@@ -40,6 +42,12 @@ def grow_vocabulary(a: argparse.Namespace) -> None:
     with errors_with_options():
         growth = new_tokens(source.sizes(), {VOCAB: new}, like, a.seed or 0)
     arguments = {"target": {VOCAB: new}, "tokenizer": _UNCHANGED}
+    tokens = tokens_of(source.folder)
+    if known := [f"{name!r} has the id {i}" for i, name in tokens.items() if name in names]:
+        raise CheckpointError(
+            f"{a.like_tokens} has tokens that the tokenizer of {a.src} has already: "
+            f"{listed(known, most=5)}. Remove them from the file"
+        )
     if like:
         arguments["like_tokens"] = dict(zip(names, like, strict=True))
     else:
@@ -47,13 +55,19 @@ def grow_vocabulary(a: argparse.Namespace) -> None:
     change = "their logits are bitwise equal"
     if source.config.predicts == "tokens":
         change += (
-            ", and only the softmax over the new rows changes their probabilities: jaxgrow report "
-            f"{a.src} {a.dst} measures it"
+            ", and only the softmax over the new rows changes their probabilities: "
+            f"{shlex.join(['jaxgrow', 'report', str(a.src), str(a.dst)])} measures it"
         )
     notes = [
         f"the rows of the {old} old tokens are unchanged: {change}",
         f"{_UNCHANGED}: add the {new - old} new tokens to them, with the ids {old} to {new - 1}",
     ]
+    used = max(tokens, default=old - 1) + 1
+    if used < old:
+        notes.append(
+            f"the tokenizer has the ids 0 to {used - 1}, so it would give the id {used} to the next token. To "
+            f"remove the unused rows before, run {shlex.join(['jaxgrow', 'prune', str(a.src)])} DST --vocab {used}"
+        )
     transform_model(a, source, growth, arguments, notes)
 
 
@@ -149,7 +163,7 @@ def _renumber_special(source: Checkpoint, new: Mapping[int, int], old: int) -> J
         if renumbered_ids(settings, where, new, old) != settings:
             raise CheckpointError(
                 f"{source.folder} is a run whose special tokens get other ids. First write it for "
-                f"transformers: jaxgrow convert {source.folder} DST --to hf"
+                f"transformers: jaxgrow convert {shlex.quote(str(source.folder))} DST --to hf"
             )
     beside = source.files_beside
     if beside is None or not os.path.lexists(beside / _GENERATION):
