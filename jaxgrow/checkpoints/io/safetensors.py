@@ -7,7 +7,7 @@ writes the bytes itself.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -142,7 +142,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     where = indexed_files(folder)
     found: dict[str, Tensor] = {}
     # `inside` refuses a name that leads out of the folder, also if that file does not exist.
-    for file in sorted({*where.values()}.difference(absent_files(folder))):
+    for file in sorted({*where.values()}.difference(absent_files(folder, where))):
         for name, tensor in read_header(inside(folder, file)).items():
             if where.get(name) == file:
                 found[name] = tensor
@@ -167,9 +167,9 @@ def indexed_files(folder: Path) -> dict[str, str]:
     return where
 
 
-def absent_files(folder: Path) -> list[str]:
-    """Return the names of files in the folder that the index names, but that are missing."""
-    named = (name for name in {*indexed_files(folder).values()} if name == Path(name).name)
+def absent_files(folder: Path, where: Mapping[str, str]) -> list[str]:
+    """Return the names of missing files in the folder, of those that `indexed_files` found."""
+    named = (name for name in {*where.values()} if name == Path(name).name)
     return sorted(name for name in named if not os.path.lexists(folder / name))
 
 

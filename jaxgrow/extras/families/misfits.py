@@ -10,7 +10,7 @@ from jaxgrow.checkpoints.hf.registry import DIAGNOSES, FAMILIES
 from jaxgrow.checkpoints.hf.storage import HuggingFace, named_architecture
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout
 from jaxgrow.checkpoints.io.files import listed, spelt
-from jaxgrow.checkpoints.io.safetensors import Tensor, absent_files
+from jaxgrow.checkpoints.io.safetensors import Tensor, absent_files, indexed_files
 from jaxgrow.extras.families import layer_lists
 from jaxgrow.extras.families.tensor_names import body_of, layer_of
 from jaxgrow.models import Config
@@ -96,7 +96,7 @@ def describe_misfits(model: HuggingFace, file: CheckedPath, further: bool) -> st
     """
     missing, unknown, wrong = model.misfits()
     download = ""
-    if absent := absent_files(model.folder):
+    if absent := absent_files(model.folder, indexed_files(model.folder)):
         download = f" Download {listed(absent)}, which the index names."
     elif cause := cause_of_misfits(model, file, further, [*missing, *unknown], wrong):
         return f"{model.folder}: {cause}"

@@ -5,6 +5,7 @@ model are not kept. The projector outputs features of the text model, so it woul
 a growth of ``embed``.
 """
 
+import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TypeVar
 from jaxgrow.checkpoints.hf.registry import NAMING
 from jaxgrow.checkpoints.hf.storage import named_architecture
 from jaxgrow.checkpoints.io.files import CheckpointError, listed, spelt
-from jaxgrow.checkpoints.io.safetensors import FILE, INDEX, Tensor, indexed_files
+from jaxgrow.checkpoints.io.safetensors import FILE, INDEX, Tensor
 from jaxgrow.typed import Json
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def text_model(
       CheckpointError: a model of images and texts has no ``text_config``.
     """
     if named_architecture(hf_config) != "Gemma3ForConditionalGeneration":
-        return hf_config, stored, unread_files(folder)
+        return hf_config, stored, unread_files(folder, stored)
     text = hf_config.get("text_config")
     if not isinstance(text, dict):
         raise CheckpointError(
@@ -71,14 +72,15 @@ def text_model(
     return (
         {**_GEMMA3_DEFAULTS, **shared, **text, **own},
         text_tensors(stored),
-        (*unread_files(folder), note),
+        (*unread_files(folder, stored), note),
     )
 
 
-def unread_files(folder: Path) -> tuple[str, ...]:
-    """Return a note if `read_tensors` does not read all files of weights of a model in a folder."""
-    where = indexed_files(folder)
-    read = {INDEX, *where.values()} if where else {FILE}
+def unread_files(folder: Path, stored: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Return a note if a folder has other files of weights than those of its tensors."""
+    read = {FILE}
+    if not os.path.lexists(folder / FILE):
+        read = {INDEX, *(tensor.file.name for tensor in stored.values())}
     other = sorted(
         file.name
         for file in folder.iterdir()
@@ -86,7 +88,7 @@ def unread_files(folder: Path) -> tuple[str, ...]:
         and not file.name.startswith(("adapter", "optimizer"))
         and any(fnmatchcase(file.name, pattern) for pattern in _OTHER_FILES)
     )
-    which = f"the files that {INDEX} names" if where else FILE
+    which = f"the files that {INDEX} names" if INDEX in read else FILE
     note = f"{which} were read; these other weights were not: {listed(other)}"
     return (note,) if other else ()
 
