@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import get_args
 
 import jax
 import pytest
@@ -11,7 +12,7 @@ from jaxgrow.cli import methods
 from jaxgrow.cli.arguments import COMMANDS, described_methods
 from jaxgrow.cli.program import main
 from jaxgrow.extras.integrations.formats import FORMATS
-from jaxgrow.extras.integrations.torch_optimizer import POLICIES
+from jaxgrow.extras.integrations.torch_optimizer import Policy
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import EXPERTS
 
@@ -78,7 +79,7 @@ def test_the_table_for_the_arguments_comes_from_the_registries():
     assert described_methods() == methods.METHODS, "python docs/tables.py writes it again"
     assert tuple(EXPERTS) == methods.EXPERTS
     assert tuple(sorted(FORMATS)) == methods.FORMATS
-    assert methods.OPTIMIZER_POLICIES == POLICIES
+    assert get_args(Policy) == methods.OPTIMIZER_POLICIES
 
 
 def test_a_command_of_an_extra_has_the_help_of_the_table(capsys):

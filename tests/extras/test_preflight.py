@@ -351,21 +351,22 @@ def test_auto_takes_the_first_choice_that_fits(monkeypatch):
     """Test on experiments whose programs need a given number of bytes."""
     memory = {"none": 40, "products": 20, "projections": 18, "full": 10}
 
-    def compiled(e):
+    def compiled(e, *_):
         once = 15 if e.mesh.gradients == "step" else 0
         taken = memory[e.model.remat] + once - e.model.scan_layers
-        return [SimpleNamespace(memory=taken, once=once)]
+        return SimpleNamespace(run=lambda: [SimpleNamespace(memory=taken, once=once)])
 
     def chosen(has, faster="step", **changes):
         def days(programs, _):
             return float((programs[0].once > 0) == (faster == "layer"))
 
         monkeypatch.setattr(estimate, "plan_days", days)
+        monkeypatch.setattr(estimate, "AotRun", compiled)
         model = replace(runs.MODEL, remat="auto", dtype="bfloat16")
         e = experiment(**{"model": model} | changes)
         lines = []
         found, _ = estimate.resolve_auto(
-            e, Machine("m", CHIPS["h100"], (), limit=has), lines.append, compiled
+            e, Machine("m", CHIPS["h100"], (), limit=has), lines.append
         )
         return found.model.remat, found.model.scan_layers, found.mesh.gradients, lines
 

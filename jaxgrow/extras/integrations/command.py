@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from jaxgrow.cli.errors import UsageError, refuse_options
 from jaxgrow.cli.grow_commands import growth_by_method
 from jaxgrow.cli.new_sizes import target_sizes
 from jaxgrow.cli.other_formats import CHECKPOINT_FORMATS
-from jaxgrow.cli.writing import new_layers_entry, print_json
+from jaxgrow.cli.writing import new_layers_entry, print_json, sizes_as_text
 from jaxgrow.extras.integrations.copying import not_copied
 from jaxgrow.extras.integrations.formats import FORMATS, from_file, plain_path, recognise_format
 from jaxgrow.growth.maps import Growth, Rules, new_sizes
@@ -81,26 +80,21 @@ def open_run(
     Raises:
       CheckpointError: no format fits.
     """
-    with one_line(CheckpointError, f"{folder} cannot be read"):
-        return _open_run(folder, name, names, head_dim)
-
-
-def _open_run(
-    folder: Path, name: str | None, names: Path | None, head_dim: int | None
-) -> "OrbaxRun":
     from jaxgrow.extras.integrations.orbax_run import OrbaxRun
     from jaxgrow.extras.integrations.trees import open_tree
 
-    tree = open_tree(folder)
-    form = from_file(names) if names else FORMATS[name] if name else recognise_format(tree.arrays)
-    if form is None:
-        found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
-        raise CheckpointError(
-            f"{folder} is a checkpoint of an unknown format; the known formats are "
-            f"{', '.join(FORMATS)}. "
-            f"Give the axis names in a file with --names FILE. Its arrays: {listed(found)}"
-        )
-    return OrbaxRun(tree, form, {} if head_dim is None else {"head_dim": head_dim})
+    with one_line(CheckpointError, f"{folder} cannot be read"):
+        tree = open_tree(folder)
+        form = FORMATS[name] if name else recognise_format(tree.arrays)
+        form = from_file(names) if names else form
+        if form is None:
+            found = [f"{path} {array.shape}" for path, array in tree.arrays.items()]
+            raise CheckpointError(
+                f"{folder} is a checkpoint of an unknown format; the known formats are "
+                f"{', '.join(FORMATS)}. "
+                f"Give the axis names in a file with --names FILE. Its arrays: {listed(found)}"
+            )
+        return OrbaxRun(tree, form, {} if head_dim is None else {"head_dim": head_dim})
 
 
 def inspect_run(run: "OrbaxRun") -> Json:
@@ -144,7 +138,7 @@ def run_as_text(folder: Path, about: Json) -> str:
             f"parameters: {about['parameters_at']}; optimizer state: "
             f"{', '.join(about['optimizer_state_at']) or 'none found'}",
             f"unchanged by a growth: {', '.join(about['others']) or 'nothing'}",
-            _sizes_as_text(about["sizes"]),
+            sizes_as_text(about["sizes"]),
             align_columns((), rows),
             f"{about['parameters']:,} parameters",
         ]
@@ -209,7 +203,7 @@ def growth_as_text(dst: Path, about: Json, keeps: str) -> str:
     settings = " ".join(f"{key}={value}" for key, value in about["settings"].items())
     nothing = "" if about["written"] else "; nothing was written (--dry-run)"
     lines = [
-        f"{dst}: {_sizes_as_text(about['sizes'])}{nothing}",
+        f"{dst}: {sizes_as_text(about['sizes'])}{nothing}",
         f"function-preserving: {keeps}",
         f"optimizer state: {about['arguments']['optimizer']}",
         *[f"settings of the larger model: {settings}"] * bool(settings),
@@ -223,10 +217,6 @@ def growth_as_text(dst: Path, about: Json, keeps: str) -> str:
     if layers := about.get("new_layers"):
         lines += [f"new layers, counted from 0: {', '.join(map(str, layers))}"]
     return "\n".join(lines)
-
-
-def _sizes_as_text(sizes: Mapping[str, int]) -> str:
-    return " ".join(f"{axis}={size}" for axis, size in sorted(sizes.items()))
 
 
 class OtherTrainers:

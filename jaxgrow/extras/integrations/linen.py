@@ -4,7 +4,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -184,7 +184,7 @@ class _Calls:
 
         one = jax.tree.map(partial(jnp.expand_dims, axis=0), inputs)
         x, others = conditional(carried)(self.open[i : i + 1], one, (call.x, others))
-        return shape.form.rebuilt(x, others)
+        return jax.tree.unflatten(shape.tree, [x, *others])
 
 
 class _Call(NamedTuple):
@@ -268,48 +268,29 @@ def _method(module: nn.Module, name: str) -> Callable[..., Tree]:
     return getattr(module, name)
 
 
-class _Form(NamedTuple):
-    """The form in which a block returns its results.
-
-    Attributes:
-      sequence: the class of the tuple or list, or None for a single array.
-      tree: the structure of the results after the first one.
-    """
-
-    sequence: Callable[..., Tree] | None
-    tree: PyTreeDef
-
-    def rebuilt(self, x: jax.Array, others: Sequence[jax.Array]) -> Tree:
-        if self.sequence is None:
-            return x
-        items = (x, *jax.tree.unflatten(self.tree, others))
-        named = hasattr(self.sequence, "_fields")
-        return self.sequence(*items) if named else self.sequence(items)
-
-
 class _Result(struct.PyTreeNode):
-    """The result of a block: ``x``, and the arrays that follow it in a tuple."""
+    """The result of a block: ``x``, the arrays that follow it in a tuple, and their structure."""
 
     x: jax.Array
     others: list[jax.Array]
-    form: _Form = struct.field(pytree_node=False)
+    tree: PyTreeDef = struct.field(pytree_node=False)
 
     @classmethod
     def of(cls, returned: Tree, x: jax.Array, block: type[nn.Module]) -> "_Result":
-        several = isinstance(returned, tuple | list)
-        items: Sequence[Tree] = returned if several else (returned,)
-        y, *more = items
+        y: Tree = returned
+        if isinstance(returned, tuple | list):
+            y = next(iter(returned), None)
         if getattr(y, "shape", None) != x.shape or y.dtype != x.dtype:
             found = f"{y.dtype}{list(y.shape)}" if hasattr(y, "shape") else type(y).__name__
             raise ValueError(
                 f"{block.__name__} takes {x.dtype}{list(x.shape)} and returns {found}. A dropped block returns its "
                 "first argument, so the block must return an array like it, alone or first in a tuple"
             )
-        leaves, tree = jax.tree.flatten(more)
-        others = [jnp.asarray(a) for a in leaves]
+        leaves, tree = jax.tree.flatten(returned)
+        others = [jnp.asarray(a) for a in leaves[1:]]
         wrong = sorted({str(a.dtype) for a in others if not is_floating(a)})
         if wrong:
             raise ValueError(
                 f"{block.__name__} returns {', '.join(wrong)} after its first result. The other results must be floats"
             )
-        return cls(y, others, _Form(type(returned) if several else None, tree))
+        return cls(y, others, tree)

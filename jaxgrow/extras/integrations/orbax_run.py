@@ -332,12 +332,6 @@ def growth_jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, Grow
             "contain the structure of the model. Grow other axes, or save the model in the "
             "format of Hugging Face and grow that"
         )
-    jobs = {}
-    for path, place in run.places.items():
-        terms = maps.terms(growth, path, place.names)
-        jobs[place.template] = GrowthJob(
-            place, lambda x, t=terms, n=place.names: np.asarray(grow_leaf(t, n, x))
-        )
     _check_state_arrays(run)
     unknown = [place.template for _, place in run.states if place.power is None]
     if policy == "exact" and unknown:
@@ -345,9 +339,10 @@ def growth_jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, Grow
             f"policy 'exact' does not support these arrays of unknown meaning: {listed(unknown)}. "
             "Use 'copy' or 'drop'"
         )
-    for path, place in run.states:
+    jobs = {}
+    for path, place in (*run.places.items(), *run.states):
         terms = maps.terms(growth, path, place.names)
-        jobs[place.template] = GrowthJob(place, _of_state(terms, place, policy))
+        jobs[place.template] = GrowthJob(place, _of_leaf(terms, place, policy))
     for path in run.others:
         if LAYERS in maps.new_sizes(growth) and fnmatchcase(path, run.format.renewed):
             continue
@@ -398,9 +393,10 @@ def _of_count(path: str, policy: Policy) -> Callable[[np.ndarray], np.ndarray]:
     return np.zeros_like if restarts else lambda x: x
 
 
-def _of_state(
+def _of_leaf(
     terms: Sequence[Term], place: Place, policy: Policy
 ) -> Callable[[np.ndarray], np.ndarray]:
+    """Parameters and their copies grow by the growth, and moments by the policy."""
     names = place.names
 
     def change(x: np.ndarray) -> np.ndarray:

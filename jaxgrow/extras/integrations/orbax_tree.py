@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -438,9 +438,15 @@ def _items_with_arrays(step: Path) -> list[Path]:
 
 def _last_orbax_step(folder: Path) -> Path:
     """The last step in the folder of a run; any other folder is returned unchanged."""
-    steps = [path for path in folder.iterdir() if _is_step(path)] if folder.is_dir() else []
-    steps = [path for path in steps if _items_with_arrays(path)]
-    return max(steps, key=lambda path: int(re.sub(r"\D", "", path.name)), default=folder)
+    steps = filter(_is_step, folder.iterdir()) if folder.is_dir() else ()
+    return last_step(filter(_items_with_arrays, steps)) or folder
+
+
+def last_step(steps: Iterable[Path]) -> Path | None:
+    """The path with the largest number at the end of its name; None: no name ends in a number."""
+    ends = ((re.search(r"\d+$", path.name), path) for path in steps)
+    numbered = {int(end[0]): path for end, path in ends if end}
+    return numbered[max(numbered)] if numbered else None
 
 
 def _copy_beside(

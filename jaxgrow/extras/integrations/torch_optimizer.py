@@ -41,7 +41,6 @@ from jaxgrow.growth.maps import Growth, Term
 from jaxgrow.untrusted import checked_tree, chosen_file, narrow_permissions, one_line
 
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
-POLICIES = ("copy", "exact", "asymmetric")
 FILE = "optimizer.pt"
 SAFETENSORS = "optimizer.safetensors"
 _NAMED_STATE = re.compile(r"^(?:.*\.)?state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
@@ -593,18 +592,15 @@ class GrownOptimizer:
         where = path or find_optimizer(source.folder)
         new = where.name
         if where.suffix == ".safetensors":
-            state, content = read_safetensors(where, source)
-            state = grow_state(source, grown, state, self._growth, policy)
-            write_safetensors(part / new, source, state, content)
+            read, write, of = read_safetensors, write_safetensors, source
         elif where.is_dir():
-            state, content = read_distributed(where, source)
-            state = grow_state(source, grown, state, self._growth, policy)
-            write_distributed(part / new, source, state, content)
+            read, write, of = read_distributed, write_distributed, source
         else:
-            state, content = read_optimizer(where, source)
+            read, write, of = read_optimizer, write_optimizer, grown
             new = FILE  # the name that the Trainer looks for; Accelerate writes optimizer.bin
-            state = grow_state(source, grown, state, self._growth, policy)
-            write_optimizer(part / new, grown, state, content)
+        state, content = read(where, source)
+        state = grow_state(source, grown, state, self._growth, policy)
+        write(part / new, of, state, content)
         if where.is_dir():
             keep_private(part / new, [where])
         else:

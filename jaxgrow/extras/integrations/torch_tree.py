@@ -19,14 +19,12 @@ import numpy as np
 
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.extras.integrations import torch_reader
-from jaxgrow.extras.integrations.orbax_tree import Array
+from jaxgrow.extras.integrations.orbax_tree import Array, last_step
 from jaxgrow.extras.integrations.torch_reader import METADATA, Torch, import_module_of, is_tensor
 
 _STATE = re.compile(r"^optimizer\.state\.(?P<parameter>.+)\.(?P<kind>\w+)$")
 _MODEL = "model/"
 _OPTIMIZER = "optimizer/"
-# The step counts of PyTorch, which exist once per parameter.
-_COUNT = {"step": "count"}
 
 
 class TorchTree:
@@ -171,7 +169,7 @@ def entry_name(path: str) -> str:
     if not path.startswith(_OPTIMIZER):
         return path.removeprefix(_MODEL).replace("/", ".")
     _, kind, parameter = path.split("/", 2)
-    kind = {ours: theirs for theirs, ours in _COUNT.items()}.get(kind, kind)
+    kind = "step" if kind == "count" else kind
     return f"optimizer.state.{parameter.replace('/', '.')}.{kind}"
 
 
@@ -179,7 +177,8 @@ def _path_of_entry(name: str) -> str:
     found = _STATE.match(name)
     if not found:
         return _MODEL + name.replace(".", "/")
-    kind = _COUNT.get(found["kind"], found["kind"])
+    # The step counts of PyTorch exist once per parameter.
+    kind = "count" if found["kind"] == "step" else found["kind"]
     return f"{_OPTIMIZER}{kind}/{found['parameter'].replace('.', '/')}"
 
 
@@ -189,8 +188,6 @@ def _numpy_dtype(dtype: object) -> np.dtype:
 
 
 def _last_torch_step(folder: Path) -> Path:
-    steps: dict[int, Path] = {}
-    for path in folder.glob(f"*/{METADATA}"):
-        if number := re.search(r"\d+$", path.parent.name):
-            steps[int(number[0])] = path.parent
-    return folder if (folder / METADATA).is_file() or not steps else steps[max(steps)]
+    if (folder / METADATA).is_file():
+        return folder
+    return last_step(path.parent for path in folder.glob(f"*/{METADATA}")) or folder

@@ -7,7 +7,6 @@ Levanter and EasyDeL store the arrays as Orbax does, but describe them in other 
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -67,7 +66,7 @@ class LevanterTree(OrbaxTree):
     """
 
     def __init__(self, folder: Path):
-        self._enter(folder, _last_step(folder))
+        self._enter(folder, _last_levanter_step(folder))
         # Older versions of levanter write no manifest. A link that leads out is not a missing one.
         if os.path.lexists(self.item / _MANIFEST):
             inside(self.item, _MANIFEST)
@@ -152,7 +151,7 @@ def _is_complete(folder: Path) -> bool:
     return (folder / _DATABASE).is_file() and (folder / _COMPLETE).is_file()
 
 
-def _last_step(folder: Path) -> Path:
+def _last_levanter_step(folder: Path) -> Path:
     """The folder of a step of levanter: the given one, or the last step in it.
 
     Raises:
@@ -160,11 +159,7 @@ def _last_step(folder: Path) -> Path:
     """
     if _is_complete(folder):
         return folder
-    steps = {
-        int(found[0]): path
-        for path in folder.iterdir()
-        if _is_complete(path) and (found := re.search(r"\d+$", path.name))
-    }
-    if not steps:
+    step = orbax_tree.last_step(filter(_is_complete, folder.iterdir()))
+    if step is None:
         raise CheckpointError(f"{folder} has no step with {_DATABASE} and {_COMPLETE}")
-    return steps[max(steps)]
+    return step

@@ -102,7 +102,6 @@ def resolve_auto(
     experiment: Experiment,
     machine: Machine,
     say: Callable[[str], None],
-    compiled: Callable[[Experiment], list[Program]] | None = None,
 ) -> tuple[Experiment, list[Program]]:
     """Replace ``model.remat=auto`` and ``mesh.gradients=auto`` by settings that fit the machine.
 
@@ -115,13 +114,10 @@ def resolve_auto(
       experiment: experiment to run.
       machine: machine to compile for.
       say: function that prints a line about each attempt.
-      compiled: function that compiles the programs of an experiment; by default it compiles the
-        plan.
 
     Returns:
       The experiment without "auto", and its programs if they were compiled.
     """
-    compiled = compiled or (lambda e: AotRun(e, machine, say).run())
     if machine.limit is None and machine.chip.memory is None:
         chosen = _without_auto(experiment)
         _warn_of_narrow_sums(chosen, "the memory of the devices is not known", say)
@@ -137,7 +133,7 @@ def resolve_auto(
     found: list[tuple[str, Experiment, list[Program]]] = []
     fitting = found
     for same in tried:
-        found = [(text, chosen, compiled(chosen)) for text, chosen in same]
+        found = [(text, chosen, AotRun(chosen, machine, say).run()) for text, chosen in same]
         for text, _, programs in found:
             say(
                 f"{text}: needs {max(p.memory for p in programs) / 1e9:.3g} of {machine.memory / 1e9:.3g} GB"

@@ -1,6 +1,7 @@
 """The input of a model for one or two texts: their tokens, and tokens that mark start and end."""
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from train.extras.tokenizers.loading import (
     folder_of,
     load_tokenizer,
     save_tokenizer,
+    tokenizer_files,
     tokenizer_of,
 )
 from train.extras.tokenizers.special import (
@@ -169,8 +171,7 @@ def _chunks(texts: Sequence[str]) -> list[Sequence[str]]:
 
 def _tokenizer_hash(path: Path) -> str:
     """The hash of the files, as in `train.extras.text.reading.Tokens.identity`."""
-    files = [path / "vocab.json", path / "merges.txt"] if path.is_dir() else [path]
-    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    return hashlib.sha256("".join(map(sha256, tokenizer_files(path))).encode()).hexdigest()
 
 
 def _byte_spans(text: str) -> np.ndarray:
@@ -215,17 +216,15 @@ def frame_texts(
 ) -> Texts:
     """Put texts or pairs of texts, which must fit, into their frame; ``kind`` is the dtype."""
     begin, between, end = (np.array(part, kind) for part in frame[:3])
-    parts = [np.zeros(0, kind)]
-    sizes = []
-    before = []
-    for i, a in enumerate(first):
-        sample = [begin, a, end] if second is None else [begin, a, between, second[i], end]
-        size = sum(map(len, sample))
-        parts += sample
-        sizes.append(size)
-        before.append(size if second is None else len(begin) + len(a) + len(between))
+    samples = [[begin, a, end] for a in first]
+    if second is not None:
+        samples = [[begin, a, between, b, end] for a, b in zip(first, second, strict=True)]
+    sizes = [sum(map(len, sample)) for sample in samples]
+    before = sizes
+    if second is not None:
+        before = [len(begin) + len(a) + len(between) for a in first]
     return Texts(
-        np.concatenate(parts),
+        np.concatenate([np.zeros(0, kind), *itertools.chain.from_iterable(samples)]),
         np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
         np.array(before, np.int32),
     )

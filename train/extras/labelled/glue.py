@@ -3,7 +3,7 @@
 The rows are read from the published files or from tensorflow-datasets.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -223,7 +223,7 @@ def rows_of(task: Glue, file: Path) -> Rows:
     rows = [(n, row) for n, row in rows if len(row) >= least]
     labels = ((f"{file}, line {n}", row[label]) for n, row in rows)
     columns = tuple([row[t] for _, row in rows] for t in texts)
-    return Rows(columns, _labels(task, labels, file))
+    return Rows(columns, label_targets(task, labels, file))
 
 
 def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], int]:
@@ -240,15 +240,21 @@ def _places(first: list[str], columns: Columns, file: Path) -> tuple[list[int], 
     return [first.index(str(name)) for name in wanted], 1
 
 
-def _labels(task: Glue, labels: Iterator[tuple[str, str | float]], where: object) -> np.ndarray:
-    """Convert labels, each given with its place, to numbers."""
+def label_targets(
+    task: Glue, labels: Iterable[tuple[str, str | float]], where: object
+) -> np.ndarray:
+    """Convert labels, each given with its place, to numbers.
+
+    Raises:
+      UserError: a label is wrong, or there is none.
+    """
     out = []
     for place, label in labels:
         number = task.number(label)
-        if number is None and task.title == "CoLA" and place.endswith("line 1"):
+        if number is None and is_numbered(task) and place.endswith("line 1"):
             raise UserError(f"{place}: the label {label!r} is not 0 or 1; {_NO_NAMES_IN_COLA}")
         if number is None:
-            kind = f"one of {', '.join(task.spelled)}" if task.labels else "a number"
+            kind = f"one of {', '.join(task.spelled)}"[:200] if task.labels else "a number"
             raise UserError(f"{place}: the label {label!r} is not {kind}; correct or delete it")
         out.append(number)
     if not out:
@@ -277,5 +283,5 @@ def glue_of_tfds(name: str, task: Glue, path: str) -> dict[str, Rows]:
             (f"{where}, row {i}", np.asarray(r["label"]).item()) for i, r in enumerate(records)
         )
         columns = ([r[text].decode("utf-8", "replace") for r in records] for text in texts)
-        out[split] = Rows(tuple(columns), _labels(task, given, where))
+        out[split] = Rows(tuple(columns), label_targets(task, given, where))
     return out

@@ -187,11 +187,7 @@ def question_windows(
     encoded = [tokens[:longest] for tokens in encoder.tokens(texts)]
     contexts = list(dict.fromkeys(q.context for q in questions))  # questions share contexts
     read = dict(zip(contexts, encoder.spans(contexts), strict=True))
-    first = []
-    second = []
-    targets = []
-    whose = []
-    skipped = []
+    windows = []
     for i, (q, question) in enumerate(zip(questions, encoded, strict=True)):
         tokens, spans = read[q.context]
         room = encoder.frame.room(2, length) - len(question)
@@ -200,15 +196,11 @@ def question_windows(
         for begin in _window_begins(len(tokens), room, stride):
             end = min(begin + room, len(tokens))
             inside = answer is not None and begin <= answer[0] and answer[1] < end
-            targets.append(
-                (answer[0] - begin + before, answer[1] - begin + before)
-                if answer and inside
-                else (0, 0)
-            )
-            first.append(question)
-            second.append(tokens[begin:end])
-            whose.append(i)
-            skipped.append(begin)
+            target = (0, 0)
+            if answer and inside:
+                target = (answer[0] - begin + before, answer[1] - begin + before)
+            windows.append((question, tokens[begin:end], target, i, begin))
+    first, second, targets, whose, skipped = zip(*windows, strict=True)
     return QuestionWindows(
         frame_texts(encoder.frame, first, second, encoder.dtype),
         np.array(targets, np.int32),

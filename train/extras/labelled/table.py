@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from train.common.errors import UserError
-from train.extras.decoding import ENDINGS, in_folder, json_object, readable_file, stored_file
-from train.extras.labelled.glue import Columns, Glue, Rows
+from train.extras.decoding import in_folder, json_object, readable_file, stored_file
+from train.extras.labelled.glue import Columns, Glue, Rows, label_targets
 from train.extras.labelled.metrics import accuracy, macro_f1, pearson, spearman
 from train.extras.splitting import held_out_rows
 from train.extras.text import formats
@@ -73,7 +73,7 @@ def file_rows(path: Path) -> Iterator[Row]:
     if arrows := dataset_shards(path) if path.is_dir() else []:
         yield from _dataset_rows(path, arrows)
         return
-    kind = Path(path.stem).suffix if path.suffix in ENDINGS else path.suffix
+    kind = formats.inner_suffix(path)
     if path.is_dir() or kind not in _SUFFIXES:
         raise UserError(
             f"{path} is not a table: it should be {_KNOWN}, or a folder that datasets saved"
@@ -175,15 +175,8 @@ def _names(part: Sequence[Row], data: "Labelled") -> tuple[str, ...]:
 def _label_targets(part: Sequence[Row], data: "Labelled", about: Glue) -> np.ndarray:
     if not part:
         raise UserError(f"{data.path} has no rows; name another table in data.path")
-    out = []
-    for row in part:
-        name = _label(row, data.label)
-        number = about.number(name)
-        if number is None:
-            kind = f"one of {', '.join(about.labels)}"[:200] if about.labels else "a number"
-            raise UserError(f"{row.where}: the label {name!r} is not {kind}")
-        out.append(number)
-    return np.array(out, np.int32 if about.labels else np.float32)
+    labels = ((row.where, _label(row, data.label)) for row in part)
+    return label_targets(about, labels, data.path)
 
 
 def _validation_rows(every: Rows, data: "Labelled") -> dict[str, Rows]:

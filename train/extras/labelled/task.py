@@ -159,13 +159,8 @@ def _task(data: Labelled, model: TextConfig) -> Prepared:
 def _glue(data: Labelled, model: TextConfig, encoder: Encoder) -> Prepared:
     rows, about = _split_rows(data)
     train = rows["train"]
-    some = _few(len(train.labels), data.examples)
-    rows["train"] = train.select(some)
-    read = {split: _texts(part, encoder, data.length) for split, part in rows.items()}
-    examples = {
-        split: _examples(texts, rows[split].labels, data, model, encoder)
-        for split, texts in read.items()
-    }
+    rows["train"] = train.select(_few(len(train.labels), data.examples))
+    examples = {split: examples_of(part, data, model, encoder) for split, part in rows.items()}
     scores = {split: partial(_glue_scores, about, part.labels) for split, part in rows.items()}
     return _prepared(
         data,

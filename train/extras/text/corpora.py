@@ -129,16 +129,15 @@ def _held_out_by_name(counts: Mapping[str, int], valid_path: object) -> str:
 
 
 def _link_warnings(skipped: Mapping[str, list[Path]]) -> list[str]:
-    warnings = []
-    if links := skipped.get("symlinked folder"):
-        warnings.append(
-            f"WARNING: symlinked folders are not read, such as {links[0]}; copy or bind-mount their targets"
-        )
-    if links := skipped.get(LEADS_OUT):
-        warnings.append(
-            f"WARNING: links out of the folder are not read, such as {links[0]}; replace them by their files"
-        )
-    return warnings
+    ways_out = {
+        "symlinked folder": ("symlinked folders", "copy or bind-mount their targets"),
+        LEADS_OUT: ("links out of the folder", "replace them by their files"),
+    }
+    return [
+        f"WARNING: {what} are not read, such as {skipped[why][0]}; {way_out}"
+        for why, (what, way_out) in ways_out.items()
+        if skipped.get(why)
+    ]
 
 
 def training_files(path: str, formats: Formats) -> Iterator[Path]:

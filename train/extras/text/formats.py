@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from jaxgrow.typed import Json
 from jaxgrow.untrusted import file_limits
 from train.common.errors import UserError
-from train.extras.decoding import limited_lines, open_data, read_all, readable_file
+from train.extras.decoding import ENDINGS, limited_lines, open_data, read_all, readable_file
 from train.extras.text import corpus
 from train.extras.text.corpus import Document
 from train.extras.text.tables import table_rows
@@ -53,8 +55,8 @@ class Formats(NamedTuple):
 
 def text_reader(path: Path) -> Reader | None:
     """The function that reads a file with this name; None if the format is not supported."""
-    compressed = path.suffix in _SUFFIXES
-    inner = _inner_suffix(path)
+    compressed = path.suffix in ENDINGS[1:]
+    inner = inner_suffix(path)
     if inner == ".csv" or is_lines(path) or path.suffix in (".parquet", ".arrow"):
         return _field_documents
     if inner in (".txt", *NAMED) or (compressed and inner not in _NO_TEXT):
@@ -64,7 +66,7 @@ def text_reader(path: Path) -> Reader | None:
 
 def is_lines(path: Path) -> bool:
     """Whether a file with this name has JSON Lines."""
-    inner = _inner_suffix(path)
+    inner = inner_suffix(path)
     # C4's compressed files end with .json.gz. An uncompressed .json is rarely a corpus.
     return inner == ".jsonl" or (inner == ".json" and path.suffix != ".json")
 
@@ -89,8 +91,8 @@ def read_documents(path: Path, field: str, formats: Formats = TEXT) -> Iterator[
     return read(path, field)
 
 
-def cut_pieces(text: str) -> Document:
-    return [text[i : i + corpus.PIECE] for i in range(0, len(text), corpus.PIECE)]
+def cut_pieces(document: str | np.ndarray) -> Document:
+    return (document[i : i + corpus.PIECE] for i in range(0, len(document), corpus.PIECE))
 
 
 def text_pieces(path: Path) -> Document:
@@ -137,7 +139,7 @@ def table_records(path: Path, field: str = "", strict: bool = False) -> Iterator
     Raises:
       UserError: as for `read_documents`.
     """
-    kind = _inner_suffix(path)
+    kind = inner_suffix(path)
     with readable_file(path):
         if kind in (".parquet", ".arrow"):
             yield from table_rows(path, field)
@@ -262,10 +264,9 @@ def _text_fields(value: object, name: str = "") -> Iterator[str]:
             yield from _text_fields(part, f"{name}.{key}" if name else key)
 
 
-def _inner_suffix(path: Path) -> str:
+def inner_suffix(path: Path) -> str:
     """The suffix of a file's name without that of its compression."""
-    return Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
+    return Path(path.stem).suffix if path.suffix in ENDINGS else path.suffix
 
 
-_SUFFIXES = (".gz", ".xz", ".zst")  # of compressed files
 _NO_TEXT = {".parquet", ".arrow", ".tar", ".zip"}  # inner suffixes that are not text

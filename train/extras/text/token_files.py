@@ -20,7 +20,7 @@ from jaxgrow.untrusted import open_regular
 from train.common.errors import UserError
 from train.data.text import Data
 from train.extras.decoding import readable_file
-from train.extras.text import corpus, formats
+from train.extras.text import formats
 from train.extras.text.corpora import text_corpus
 from train.extras.text.corpus import Corpus, Document
 from train.extras.text.formats import Formats, Reader
@@ -67,7 +67,7 @@ def _npy(path: Path, field: str) -> Iterator[Document]:
         raise UserError(
             f"{path} has {size:,} bytes, but its array ends after {end:,}; save one array in each file"
         )
-    yield _pieces(ids.reshape(-1))
+    yield formats.cut_pieces(ids.reshape(-1))
 
 
 def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
@@ -91,7 +91,7 @@ def _raw(path: Path, field: str, kind: np.dtype) -> Iterator[Document]:
             "set data.ids to the type of its numbers"
         )
     if size > start:
-        yield _pieces(np.memmap(path, kind, "r", offset=start))
+        yield formats.cut_pieces(np.memmap(path, kind, "r", offset=start))
 
 
 def _id_rows(path: Path, field: str) -> Iterator[Document]:
@@ -106,11 +106,7 @@ def _id_rows(path: Path, field: str) -> Iterator[Document]:
             ids = np.zeros((0, 0))
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise UserError(f"{where}: field {field!r} is not a list of token ids; set data.field")
-        yield _pieces(ids)
-
-
-def _pieces(ids: np.ndarray) -> Document:
-    return (ids[i : i + corpus.PIECE] for i in range(0, len(ids), corpus.PIECE))
+        yield formats.cut_pieces(ids)
 
 
 def token_corpus(data: Data) -> Corpus:

@@ -39,14 +39,6 @@ class Piece(NamedTuple):
     fresh: bool = True  # whether it does not continue the piece before it in its part of the data
 
 
-class Batch(NamedTuple):
-    pieces: list[Any]
-    begins: list[bool]  # whether a document begins with the piece
-    ends: list[bool]  # whether a document ends with the piece
-    held: list[bool]  # whether it is held out
-    fresh: list[bool]  # whether it does not continue the piece before it in its part of the data
-
-
 def token_dtype(vocab: int) -> type:
     return np.uint8 if vocab <= 1 << 8 else np.uint16 if vocab <= 1 << 16 else np.uint32
 
@@ -83,15 +75,15 @@ def tokenise_corpus(
         encoded = _encoded_batches(_piece_batches(left), tokenizer.encoder, kind, workers)
         for n, (batch, ids, sizes) in enumerate(encoded, 1):
             for name, held_part in zip(parts, (False, True), strict=True):
-                own = np.array(batch.held) == held_part
+                own = np.array([piece.held for piece in batch]) == held_part
                 part = ids[np.repeat(own, sizes)]
-                fresh = np.array(batch.fresh)[own]
+                fresh = np.array([piece.fresh for piece in batch])[own]
                 begins = _document_begins(part, sizes[own], fresh, tokenizer.marks)
                 begins += files[name].tell() // part.itemsize
                 files[name].write(part.tobytes())
                 files[begins_of(name)].write(begins.tobytes())
-            done["pieces"] += len(batch.pieces)
-            bar.update(sum(map(len, batch.pieces)))
+            done["pieces"] += len(batch)
+            bar.update(sum(len(piece.text) for piece in batch))
             if n % SHARD_BATCHES == 0:
                 _record_progress(work, files, done)
 
@@ -168,23 +160,23 @@ def _cleaned(document: Document) -> Iterator[Any]:
             yield text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _piece_batches(stream: Iterable[Piece]) -> Iterator[Batch]:
+def _piece_batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
     taken: list[Piece] = []
     size = 0
     for piece in stream:
         taken.append(piece)
         size += len(piece.text)
         if size >= BATCH:
-            yield Batch(*map(list, zip(*taken, strict=True)))
+            yield taken
             taken = []
             size = 0
     if taken:
-        yield Batch(*map(list, zip(*taken, strict=True)))
+        yield taken
 
 
 def _encoded_batches(
-    batches: Iterator[Batch], encoder: Callable[[int], Encode], kind: type, workers: int
-) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+    batches: Iterator[list[Piece]], encoder: Callable[[int], Encode], kind: type, workers: int
+) -> Iterator[tuple[list[Piece], np.ndarray, np.ndarray]]:
     """Yield batches in order, with their token ids and the number of tokens of each piece."""
     few = list(itertools.islice(batches, ALONE)) if workers > 1 else []
     if len(few) < ALONE:
@@ -194,7 +186,7 @@ def _encoded_batches(
         return
     own = threading.local()
 
-    def work(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def work(batch: list[Piece]) -> tuple[np.ndarray, np.ndarray]:
         if not hasattr(own, "encode"):
             own.encode = encoder(1)
         return _framed_ids(own.encode, batch, kind)
@@ -214,12 +206,13 @@ def _encoded_batches(
         pool.shutdown(cancel_futures=True)
 
 
-def _framed_ids(encode: Encode, batch: Batch, kind: type) -> tuple[np.ndarray, np.ndarray]:
+def _framed_ids(encode: Encode, batch: list[Piece], kind: type) -> tuple[np.ndarray, np.ndarray]:
     """The ids of all pieces with the frames of their documents, and the number of each piece."""
-    encoded, (begin, end) = encode(batch.pieces, batch.begins)
+    begins, ends = [piece.begins for piece in batch], [piece.ends for piece in batch]
+    encoded, (begin, end) = encode([piece.text for piece in batch], begins)
     ids = np.concatenate(encoded).astype(kind)
     sizes = np.array([len(each) for each in encoded])
-    for tokens, where, after in ((end, batch.ends, True), (begin, batch.begins, False)):
+    for tokens, where, after in ((end, ends, True), (begin, begins, False)):
         places = (np.cumsum(sizes) - (0 if after else sizes))[np.array(where)]
         ids = np.insert(ids, np.repeat(places, len(tokens)), np.tile(tokens, len(places)))
         sizes = sizes + len(tokens) * np.array(where)
