@@ -51,15 +51,19 @@ class Chip:
 
 def _gpu(
     name: str,
-    major: int,
-    cores: int,
-    shared: int,
-    l2: int,
-    clock: float,
+    flops: float,
     memory: float,
     bandwidth: float,
-) -> str:
-    return f"""gpu_device_info {{
+    links: float,
+    clock: float,
+    network: float = 50e9,
+    major: int = 9,
+    cores: int = 132,
+    shared: int = 232448,
+    l2: int = 52428800,
+) -> Chip:
+    """A GPU with JAX's name of it and its clock rate in GHz. The defaults are those of an H100."""
+    target = f"""gpu_device_info {{
   cuda_compute_capability {{ major: {major} }}
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: {shared + 1024}
   threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {128 if major == 9 else 64} block_dim_limit_x: 2147483647
@@ -72,24 +76,26 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
 device_description_str: "{name}"
 """
+    return Chip("cuda", flops, memory, bandwidth, links, (name,), target, network)
 
 
-_H100 = _gpu("NVIDIA H100 80GB HBM3", 9, 132, 232448, 52428800, 1.98, 84942979072, 3.352e12)
-_H200 = _gpu("NVIDIA H200", 9, 132, 232448, 52428800, 1.98, 150754820096, 4.8e12)
-_H100_PCIE = _gpu("NVIDIA H100 PCIe", 9, 114, 232448, 52428800, 1.755, 85520809984, 2.0e12)
-_H100_NVL = _gpu("NVIDIA H100 NVL", 9, 132, 232448, 52428800, 1.785, 100e9, 3.9e12)
-_A100 = _gpu("NVIDIA A100-SXM4-80GB", 8, 108, 166912, 41943040, 1.41, 84987740160, 2.039e12)
 CHIPS = {
-    "h100": Chip(
-        "cuda", 989.4e12, 84942979072, 3.352e12, 450e9, ("NVIDIA H100 80GB HBM3",), _H100, 50e9
-    ),
-    "h200": Chip("cuda", 989.4e12, 150754820096, 4.8e12, 450e9, ("NVIDIA H200",), _H200, 50e9),
-    "h100pcie": Chip(
-        "cuda", 756e12, 85520809984, 2.0e12, 64e9, ("NVIDIA H100 PCIe",), _H100_PCIE, 50e9
-    ),
-    "h100nvl": Chip("cuda", 835e12, 100e9, 3.9e12, 300e9, ("NVIDIA H100 NVL",), _H100_NVL, 50e9),
-    "a100": Chip(
-        "cuda", 312e12, 84987740160, 2.039e12, 300e9, ("NVIDIA A100-SXM4-80GB",), _A100, 25e9
+    "h100": _gpu("NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.352e12, 450e9, 1.98),
+    "h200": _gpu("NVIDIA H200", 989.4e12, 150754820096, 4.8e12, 450e9, 1.98),
+    "h100pcie": _gpu("NVIDIA H100 PCIe", 756e12, 85520809984, 2.0e12, 64e9, 1.755, cores=114),
+    "h100nvl": _gpu("NVIDIA H100 NVL", 835e12, 100e9, 3.9e12, 300e9, 1.785),
+    "a100": _gpu(
+        "NVIDIA A100-SXM4-80GB",
+        312e12,
+        84987740160,
+        2.039e12,
+        300e9,
+        1.41,
+        network=25e9,
+        major=8,
+        cores=108,
+        shared=166912,
+        l2=41943040,
     ),
     "v5e": Chip("tpu", 197e12, 16 * 2**30, 819e9, 200e9, ("TPU v5 lite", "TPU v5e")),
     "v5p": Chip("tpu", 459e12, 95 * 2**30, 2765e9, 600e9, ("TPU v5", "TPU v5p")),

@@ -59,13 +59,13 @@ def tokenise_corpus(
       work: the working folder.
     """
     parts = ("train", "valid")
-    done = {"pieces": 0} | dict.fromkeys((*parts, *map(begins_of, parts)), 0)
+    names = (*parts, *map(begins_of, parts))
+    done = {"pieces": 0} | dict.fromkeys(names, 0)
     if (work / PROGRESS).exists():
         done = read_record(work / PROGRESS, make_again(work), tuple(done))
     bar = tqdm(desc="tokenise", unit=" characters", unit_scale=True, disable=None, leave=False)
     with ExitStack() as opened:
         opened.enter_context(bar)
-        names = (*parts, *map(begins_of, parts))
         files = {name: opened.enter_context(open(work / name, "ab")) for name in names}
         for name, file in files.items():
             file.truncate(done[name])
