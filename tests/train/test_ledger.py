@@ -18,7 +18,7 @@ from train.common.errors import UserError
 from train.extras.run_params import load_params
 from train.plan import ledger
 from train.plan.methods import GrowTo, TrainStage
-from train.plan.record import CostRecord
+from train.plan.record import Account, CostRecord, growth_records
 from train.plan.training import PhaseStart, Train
 from train.state.mesh import Mesh
 from train.state.optim import Optim
@@ -330,6 +330,26 @@ def test_a_growth_is_described_by_its_phases(finished):
     seconds = ("compile_seconds", "shared_compile_seconds")
     compiled = sum(p[name] for p in [*growing, training] for name in seconds)
     assert growth["recompiling_seconds"] == pytest.approx(compiled)
+
+
+def test_more_parameters_and_more_passes_are_growths():
+    """A loop adds passes, but no parameters; coalescing is not a growth."""
+
+    def trained(model: str, parameters: int, layers: int) -> Account:
+        return Account(
+            f"train {model}", "train", model, parameters, 4, layers=4 * layers, val_loss=2.0
+        )
+
+    def changed(model: str, parameters: int) -> Account:
+        return Account(f"to {model}", "grow", model, parameters, val_loss=3.0)
+
+    phases = [trained("large", 20, 4), changed("small", 10), trained("small", 10, 2)]
+    phases += [changed("looped", 10), trained("looped", 10, 4)]
+    phases += [changed("unlooped", 20), trained("unlooped", 20, 4), changed("same", 20)]
+    phases += [trained("same", 20, 4)]
+    found = growth_records(phases)
+    assert [growth["phase"] for growth in found] == ["to looped", "to unlooped"]
+    assert {(growth["loss_before"], growth["loss_after"]) for growth in found} == {(2.0, 3.0)}
 
 
 @pytest.mark.extra

@@ -64,12 +64,17 @@ class CostRecord:
         return cls(**dict(content, phases=phases))
 
 
+def _grew(small: Account, large: Account) -> bool:
+    more_layers = large.layers * small.steps > small.layers * large.steps  # in each step
+    return large.parameters > small.parameters or more_layers
+
+
 def growth_records(phases: Sequence[Account]) -> list[Json]:
     """Describe each growth of a run: its losses, and the time that it took.
 
-    A growth consists of the phases between two trainings, the second of which has more parameters.
-    An imported model counts as trained. A growth without a validation before and after it is left
-    out.
+    A growth consists of the phases between two trainings, the second of which has more parameters,
+    or runs more layers in each step (a loop). An imported model counts as trained. A growth without
+    a validation before and after it is left out.
 
     Returns:
       For each growth, the labels of its phases (``phase``), the tokens of the run so far
@@ -94,7 +99,7 @@ def growth_records(phases: Sequence[Account]) -> list[Json]:
             ),
         }
         for i, j in itertools.pairwise(trained)
-        if (growth := phases[i + 1 : j]) and phases[j].parameters > phases[i].parameters
+        if (growth := phases[i + 1 : j]) and _grew(phases[i], phases[j])
         if phases[i].val_loss is not None and growth[-1].val_loss is not None
     ]
 
