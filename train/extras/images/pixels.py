@@ -12,9 +12,8 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from train.extras.images.augment import Augment
+from train.extras.images.processor import MEAN, default_normal
 
-# The values of ImageNet. Gray images are scaled to the range from -1 to 1.
-MEAN, STD = (np.array(x, np.float32) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 _CUBIC = Image.Resampling.BICUBIC
 # The mean magnitude of the operations of RandAugment, from 0 to 10. The standard deviation is 0.5.
 MAGNITUDE = 9.0
@@ -28,16 +27,14 @@ def normalised_pixels(
 ) -> np.ndarray:
     """Normalise an image, float32 [rows, columns, channels].
 
-    The result is ``(x - mean) / std`` of pixels from 0 to 1, by default with the mean and standard
-    deviation of ImageNet.
+    The result is ``(x - mean) / std`` of pixels from 0 to 1, by default with the values of
+    `default_normal`.
     """
     x = np.asarray(image, np.float32) / 255
-    if mean:
-        x = x[..., None] if x.ndim == 2 else x
-        return (x - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
-    if x.ndim == 2:
-        return (2 * x - 1)[..., None]
-    return (x - MEAN.reshape(1, 1, -1)) / STD.reshape(1, 1, -1)
+    x = x[..., None] if x.ndim == 2 else x
+    if not mean:
+        mean, std = default_normal(x.shape[-1])
+    return (x - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
 
 
 def central_crop(image: Image.Image, size: int) -> Image.Image:

@@ -13,6 +13,8 @@ from train.common.files import read_record
 from train.extras.decoding import readable_file
 
 FILE = "preprocessor_config.json"
+# The values of ImageNet.
+MEAN, STD = (np.array(x, np.float32) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
 class Normal(NamedTuple):
@@ -26,8 +28,6 @@ def default_normal(channels: int) -> Normal:
     """The default normalisation: ImageNet's for colour, or from -1 to 1 for gray."""
     if channels == 1:
         return Normal((0.5,), (0.5,))
-    from train.extras.images.pixels import MEAN, STD  # needs Pillow
-
     return Normal(tuple(map(float, MEAN)), tuple(map(float, STD)))
 
 
