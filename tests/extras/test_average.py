@@ -12,6 +12,7 @@ import pytest
 import runs
 
 from jaxgrow import checkpoints, grow
+from jaxgrow.cli.program import main
 from train import pretrain
 from train.data.windows import next_tokens
 from train.plan.lifetimes import states
@@ -121,6 +122,15 @@ def test_the_loss_of_the_average_is_logged_and_in_the_result(whole):
         for line, mine in zip(runs.log(run.parent / "plain"), alike, strict=True)
     ]
     assert not (run.parent / "plain" / "ema").exists()
+    # The same command converts both, with the same files for `transformers`.
+    for folder in (run, run / "ema"):
+        assert main(["convert", str(folder), str(run.parent / "hf" / folder.name)]) == 0
+    files, same = (
+        {path.name for path in (run.parent / "hf" / n).iterdir()} for n in ("run", "ema")
+    )
+    assert files == same >= {"tokenizer.json", "README.md", "model.safetensors"}
+    card = (run.parent / "hf" / "ema" / "README.md").read_text()
+    assert f"* loss: {result['val_loss_ema']:.4f}" in card
 
 
 def test_a_run_that_was_killed_ends_with_the_same_average(tmp_path, whole):

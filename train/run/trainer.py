@@ -58,7 +58,7 @@ from train.store.intact import newest_step
 from train.store.origin import ORIGINS, RunOrigin
 from train.store.recorder import Recorder
 from train.store.trackers import TRACKERS
-from train.store.workdir import Workdir, imported_model
+from train.store.workdir import Workdir, imported_model, keep_inputs
 
 
 class Trace(Protocol):
@@ -273,7 +273,9 @@ class RunSetup:
         )
         for line in changes:
             print_note(line)
-        on_process_zero(lambda: workdir.keep_inputs(self.experiment.data, self.experiment.model))
+        on_process_zero(
+            lambda: keep_inputs(workdir.folder, self.experiment.data, self.experiment.model)
+        )
         if starts and origin is not None:
             on_process_zero(lambda: origin.copy_log(workdir, record))
             record = replace(record, configs=configs_of(models), head=data.head)

@@ -77,8 +77,8 @@ _WHAT = ("train", "valid", "tokenizer")
 # The keys of ``config.json`` that are not settings of the experiment.
 _ABOUT = ("corpus", "sources", "changes", "from", "order")
 
-# Each writes the card of a finished run for another library, from the folder of the run, its config
-# and result, the config of its model, and its scores on its task.
+# Each writes the card of a finished run for another library, from the folder of the model, the config of
+# the run, its result, the config of its model, and its scores on its task.
 CARDS: Registry[
     Callable[[Path, Json, Json, Config, Mapping[str, Mapping[str, float]] | None], None]
 ] = Registry("model card", "train.extras")
@@ -390,7 +390,8 @@ class Workdir:
     ) -> None:
         """Write the last model of the run, its tokenizer and its card, and then the result.
 
-        The result is written last, because it marks the run as finished.
+        The result is written last, because it marks the run as finished. The folder of the average has
+        the same files as the folder of the run, and a card with the losses of the average.
 
         Args:
           result: result of the run.
@@ -400,33 +401,40 @@ class Workdir:
           head: task and labels of the head, which are recorded with the model.
         """
         on_process_zero(self.still_alone)
-        weights = {self.folder: model.params}
+        weights = {self.folder: (model.params, result)}
         if model.average is not None:
-            weights[self.folder / _EMA] = model.average
-        for folder, tree in weights.items():
+            losses = {name: result[f"{name}_ema"] for name in ("val_loss", "val_accuracy")}
+            weights[self.folder / _EMA] = (model.average, result | losses)
+        for folder, (tree, about) in weights.items():
             on_process_zero(partial(folder.mkdir, exist_ok=True))
             # A single process exports from the host, because this does not compile any program.
             tree = jax.device_get(tree) if jax.process_count() == 1 else tree
             orbax.export_model(folder, model.config, tree, head)
-        on_process_zero(lambda: self._end(result, model.config, data))
+            on_process_zero(partial(self._describe, folder, about, model.config, data))
+        on_process_zero(lambda: self._end(result))
 
-    def keep_inputs(self, data: Dataset, config: Config) -> None:
-        """Write the tokenizer of the data, if they are text, and the inputs for `transformers`.
+    def _describe(self, folder: Path, about: Json, config: Config, data: Dataset) -> None:
+        """Write the files for `transformers` of the model in a folder, and its card."""
+        keep_inputs(folder, data, config)
+        CARDS["transformers"](folder, self.config, about, config, self.scores)
 
-        Args:
-          data: data of the experiment.
-          config: config of the model that the run trains.
-        """
-        inputs = self.folder / TRANSFORMERS
-        inputs.mkdir(exist_ok=True)
-        write_record(inputs / "config.json", data.write_inputs(self.folder, config, inputs))
-
-    def _end(self, result: Json, config: Config, data: Dataset) -> None:
-        self.keep_inputs(data, config)
-        CARDS["transformers"](self.folder, self.config, result, config, self.scores)
+    def _end(self, result: Json) -> None:
         # Everything that the result describes must be on the disk before it.
         sync(self.folder)
         write_record(self._result, result)
+
+
+def keep_inputs(folder: Path, data: Dataset, config: Config) -> None:
+    """Write the tokenizer of the data, if they are text, and the inputs for `transformers`.
+
+    Args:
+      folder: folder of a run, or of the average of its weights.
+      data: data of the experiment.
+      config: config of the model that the run trains.
+    """
+    inputs = folder / TRANSFORMERS
+    inputs.mkdir(exist_ok=True)
+    write_record(inputs / "config.json", data.write_inputs(folder, config, inputs))
 
 
 def imported_model(
