@@ -33,8 +33,8 @@ def python_handlers() -> Iterator[None]:
 
 
 def started_process(command: list[str], folder: Path, **options) -> subprocess.Popen:
-    """Start a command that handles Ctrl-C and compiles quickly; its stderr is a pipe."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    """Start a command that handles Ctrl-C; its stderr is a pipe."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     options = {"stderr": subprocess.PIPE, "text": True} | options
     # A shell may have started the tests in the background, where processes ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -380,8 +380,9 @@ def test_what_another_run_compiled_is_part_of_the_growth(tmp_path):
     """`train.compare` trains the baseline first, so the grown model's step is compiled already."""
     with runs.compiling("step"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "_USED", {})
-        grown = runs.growing(tmp_path, GrowTo(by=runs.DOUBLED), source=TrainStage(0.5))
-        base = runs.experiment(tmp_path, model=runs.LARGE)
+        own = {"optim": Optim(eps=3e-7)}  # no other test has compiled this step
+        grown = runs.growing(tmp_path, GrowTo(by=runs.DOUBLED), source=TrainStage(0.5), **own)
+        base = runs.experiment(tmp_path, model=runs.LARGE, **own)
         whole = pretrain.run_experiment(base, tmp_path / "base")
         (growth,) = pretrain.run_experiment(grown, tmp_path / "grown")["growths"]
     assert [p["shared_compile_seconds"] for p in whole["phases"]] == [0.0]
