@@ -217,8 +217,11 @@ def runs_with(**changes: Any) -> Experiment:
     return Experiment(**values | {"optim": Optim(warmup=2)} | changes)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize(("name", "schedule"), [
+    *((name, "cosine") for name in ("adamw", "muon", "sgd")),
+    ("adamw", "wsd"),
+    *(pytest.param(name, "wsd", marks=pytest.mark.slow) for name in ("muon", "sgd")),
+])  # fmt: skip
 def test_each_field_of_an_optimizer(name, schedule):
     optim = Optim(name=name, schedule=schedule, warmup=2)
     effects(optim, optimized, {"base": replace(runs.MODEL, embed=4, heads=1)})

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
@@ -237,6 +238,12 @@ def one_layer() -> Iterator[str]:
     yield f"they would contain {hits(every)} of its {len(every)} outcomes"
 
 
+@cache
+def texts(claim: Callable[[], Iterator[str]]) -> tuple[str, ...]:
+    """Return the texts of a claim, computed once."""
+    return tuple(claim())
+
+
 CLAIMS: list[Callable[[], Iterator[str]]] = [
     questions, situations, objections, seconds, losses, calibration, calibration_of_seconds, hardware, one_layer,
     pilots,
@@ -245,14 +252,14 @@ CLAIMS: list[Callable[[], Iterator[str]]] = [
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.__name__)
 def test_the_page_has_the_computed_numbers(claim):
-    for text in claim():
+    for text in texts(claim):
         assert text in PAGE, text
 
 
 def test_every_number_of_the_page_is_computed():
     rest = PAGE
     for claim in CLAIMS:
-        for text in claim():
+        for text in texts(claim):
             rest = rest.replace(text, " ")
     # targets of links, code, and the numbers of the questions
     rest = re.sub(r"\]\([^)]*\)|`[^`]*`|\b\d\. \*\*", " ", rest)

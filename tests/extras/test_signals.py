@@ -42,7 +42,7 @@ def test_a_signal_during_the_imports_of_a_command(tmp_path, number, later):
     assert status == STATUS[number] and line.startswith("stopped by "), line
 
 
-@pytest.mark.parametrize("what", ["stdout", "stderr"])
+@pytest.mark.parametrize("what", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
 def test_a_closed_output_saves_and_ends(tmp_path, what):
     """As with `| head`: the reader ends before the run."""
     experiment = runs.experiment(tmp_path, steps=4000, checkpoint_every=4000, eval_every=2)
@@ -120,9 +120,15 @@ exits_cleanly(pretrain.main)
     ("at", "number", "says"),
     [
         ("data.text:Data.sources", "SIGTERM", "SIGTERM; the same command continues"),
-        ("run.trainer:Checkpoints.restore", "SIGHUP", "SIGHUP; the same command continues"),
+        pytest.param(
+            *("run.trainer:Checkpoints.restore", "SIGHUP", "SIGHUP; the same command continues"),
+            marks=pytest.mark.slow,
+        ),
         ("run.trainer:Trainer.validate", "SIGHUP", "SIGHUP; saved a checkpoint at step 5"),
-        ("run.trainer:Workdir.finish", "SIGTERM", "SIGTERM after the last step: the run in"),
+        pytest.param(
+            *("run.trainer:Workdir.finish", "SIGTERM", "SIGTERM after the last step: the run in"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_signal_at_any_moment_has_the_documented_status(tmp_path, at, number, says):

@@ -184,7 +184,9 @@ GROWTHS = {
 
 
 @pytest.mark.parametrize("method", GROWTHS.values(), ids=GROWTHS)
-@pytest.mark.parametrize("call", [2, 5], ids=["before the growth", "later"])
+@pytest.mark.parametrize(
+    "call", [2, pytest.param(5, marks=pytest.mark.slow)], ids=["before the growth", "later"]
+)
 def test_every_kind_of_growth_resumes_after_sigterm_with_the_same_steps(
     tmp_path, monkeypatch, method, call
 ):
