@@ -41,6 +41,7 @@ maxtext = partial(maxtext_params, sizes=(E, L, H, K, D, M, V))
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
 
 
+@jax.jit
 def state_of(params: dict):
     """Return the optimizer state after two steps."""
     state = TX.init(params)
@@ -124,14 +125,19 @@ def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
     )
 
 
+def accumulated(folder: Path, every: int, steps: int):
+    """Write a run that accumulates gradients; return its optimizer, parameters, state and folder."""
+    tx = optax.MultiSteps(TX, every).gradient_transformation()
+    params = maxtext(1)
+    state, update = tx.init(params), jax.jit(tx.update)
+    for _ in range(steps):
+        _, state = update(params, state, params)
+    return tx, params, state, written(folder, params, state)
+
+
 def test_accumulated_gradients_grow_as_gradients(tmp_path):
     """The state of nanodo, and of Tunix with gradient accumulation, is one of `MultiSteps`."""
-    tx = optax.MultiSteps(TX, 2).gradient_transformation()
-    params = maxtext(1)
-    state = tx.init(params)
-    for _ in range(3):
-        _, state = tx.update(params, state, params)
-    source = written(tmp_path / "a", params, state)
+    tx, params, state, source = accumulated(tmp_path / "a", 2, 3)
     grown = ("grow", str(source), str(tmp_path / "b"), "--method", "hypercloning", *WIDE_OPTIONS)
     assert main([*grown, "--optimizer", "exact"]) == 0
     run = command.open_run(source, None, None)
@@ -181,12 +187,7 @@ def test_an_average_of_updates_is_a_moment_and_an_average_alone_is_a_model():
 
 def test_dropped_micro_batches_begin_anew(tmp_path):
     """Otherwise, `MultiSteps` would divide the new gradients by a number that includes the old ones."""
-    tx = optax.MultiSteps(TX, 3).gradient_transformation()
-    params = maxtext(1)
-    state = tx.init(params)
-    for _ in range(4):
-        _, state = tx.update(params, state, params)
-    source = written(tmp_path / "a", params, state)
+    *_, source = accumulated(tmp_path / "a", 3, 4)
     arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", "drop")
     assert main(["grow", str(source), str(tmp_path / "b"), *arguments]) == 0
     found = restored(tmp_path / "b")

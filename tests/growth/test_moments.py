@@ -82,9 +82,9 @@ def run(tx, params, state, gs):
 
     Later operations on them then need no compiler.
     """
-    out = []
+    out, update = [], jax.jit(tx.update)
     for g in gs:
-        updates, state = tx.update(g, state, params)
+        updates, state = update(g, state, params)
         out.append(updates)
     return jax.device_get((out, state))
 

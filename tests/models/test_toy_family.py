@@ -167,7 +167,8 @@ def params() -> dict:
 
 def logits(config: Config, params: dict, **options) -> np.ndarray:
     tokens = np.arange(10).reshape(2, 5)
-    return np.asarray(config.module.apply({"params": params}, tokens, **options))
+    run = jax.jit(lambda p: config.module.apply({"params": p}, tokens, **options))
+    return np.asarray(run(params))
 
 
 def test_a_family_is_found_in_its_folder():

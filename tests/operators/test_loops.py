@@ -1,6 +1,7 @@
 """Loops: layers that run several times compute what a model with a copy for each pass computes."""
 
 from dataclasses import replace
+from functools import partial
 
 import chex
 import jax
@@ -43,7 +44,7 @@ CONFIGS = {
 TOKENS = tiny.tokens()
 
 
-@pytest.fixture(params=cases(CONFIGS, core=("llama",)))
+@pytest.fixture(scope="module", params=cases(CONFIGS, core=("llama",)))
 def case(request):
     """Return ``(looped config, parameters, growth, unlooped config, parameters)``."""
     config = replace(request.param, loop=LOOP)
@@ -53,7 +54,7 @@ def case(request):
 
 
 def apply(config, params, *inputs, **options):
-    return config.module.apply({"params": params}, *inputs, **options)
+    return jax.jit(lambda p: config.module.apply({"params": p}, *inputs, **options))(params)
 
 
 def loss(config, params):
@@ -94,8 +95,10 @@ def test_unloop_preserves_the_function_bitwise(case):
 
 def test_the_gradient_of_a_layer_is_the_sum_over_its_passes(case):
     config, params, _, larger, grown = case
-    shared = jax.grad(lambda p: loss(config, p))(params)
-    of_copies = jax.grad(lambda p: loss(larger, p))(grown)
+    shared, of_copies = (
+        jax.device_get(jax.jit(jax.grad(partial(loss, c)))(p))
+        for c, p in ((config, params), (larger, grown))
+    )
     expected = dict(of_copies)
     expected["blocks"] = jax.tree.map(
         lambda g: np.stack(
@@ -149,7 +152,7 @@ def test_flops_count_every_pass(case):
 def test_loop_keeps_the_optimizer_state_and_unloop_gives_each_pass_its_own(case, policy):
     config, params, growth, _, grown = case
     axes, tx = config.axes(), optax.adam(1e-3)
-    state = tx.update(params, tx.init(params), params)[1]
+    state = jax.device_get(jax.jit(tx.update)(params, tx.init(params), params)[1])
     same = grow_optimizer(tx, state, loop(config.sizes(), {}), params, axes, "copy")
     chex.assert_trees_all_equal(same, state)
     large = grow_optimizer(tx, state, growth, params, axes, policy)

@@ -79,7 +79,7 @@ def test_lists_compose_with_lists_and_commute_with_widths(sources, again):
 def test_the_optimizer_state_follows_the_layers(case):
     config, params = case
     axes, tx, sources = config.axes(), optax.adam(1e-3), [3, 0, 0]
-    state = tx.update(params, tx.init(params), params)[1]
+    state = jax.device_get(jax.jit(tx.update)(params, tx.init(params), params)[1])
     growth = passthrough(config.sizes(), {}, sources)
     grown = grow_optimizer(tx, state, growth, params, axes, "copy")
     chex.assert_trees_all_equal_shapes(grown, tx.init(grow(growth, params, axes)))
