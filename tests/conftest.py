@@ -33,8 +33,9 @@ chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # All workers and their processes share compiled programs, except those that compile in no time.
-_PROGRAMS = TemporaryDirectory(prefix="jaxgrow-programs-", ignore_cleanup_errors=True)
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _PROGRAMS.name)
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _PROGRAMS = TemporaryDirectory(prefix="jaxgrow-programs-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS.name
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
