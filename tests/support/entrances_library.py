@@ -583,7 +583,7 @@ ROWS: dict[str, Row] = {
     "jaxgrow/extras/commands/vocabulary.py::_renumber_special": attacked("generation settings"),
     "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
     "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
-    "jaxgrow/extras/integrations/command.py::_open_run": attacked("names"),
+    "jaxgrow/extras/integrations/command.py::open_run": attacked("names"),
     "jaxgrow/extras/integrations/trees.py::EasydelTree.__init__": attacked("EasyDeL index"),
     "jaxgrow/extras/integrations/trees.py::EasydelWriter._describe": attacked("EasyDeL index"),
     "jaxgrow/extras/integrations/copying.py::_copy_inside": attacked("EasyDeL beside"),
