@@ -32,7 +32,7 @@ These experiments have not been run yet.
         $c:interleave50 $c:loop50 $c:unloop50 --seeds 0-2 --frontier 0.55,0.75 --workdir runs/loops
     python -m train.compare configs/wikipedia12.py:muon $c:untied $c:untie --seeds 0-2 \\
         --workdir runs/heads
-    python -m train.compare $c:experts $c:even_copies $c:utility_copies $c:more_experts \\
+    python -m train.compare $c:experts_four $c:experts_even $c:experts_utility $c:experts_eight \\
         --seeds 0-2 --workdir runs/copies
 
 1800 steps are 20 tokens per parameter. ``--set steps=720`` and ``--set steps=4500`` are 8 and 49
@@ -92,13 +92,15 @@ def _constant(begin: float) -> tuple[TrainStage, ...]:
 
 def _interleaved(begin: float) -> Experiment:
     method = deepened(MODEL, 6, begin, *_constant(begin), FINAL)
-    return replace(wikipedia12.muon(), name=f"muon_interleave{begin:g}", method=method)
+    return replace(wikipedia12.muon(), name=f"muon_interleave{100 * begin:g}", method=method)
 
 
 def _looped(begin: float) -> Experiment:
     to = GrowTo((*_constant(begin), FINAL), by=("loop",), moments="copy")
     method = Growing(HALF, TrainStage(begin, floor=1.0), (to,))
-    return replace(wikipedia12.muon(), name=f"muon_loop{begin:g}", model=LOOPED, method=method)
+    return replace(
+        wikipedia12.muon(), name=f"muon_loop{100 * begin:g}", model=LOOPED, method=method
+    )
 
 
 def _unlooped(begin: float) -> Experiment:
@@ -113,7 +115,7 @@ def _unlooped(begin: float) -> Experiment:
         GrowTo((last,), by=("unloop",), moments="copy"),
     )
     method = Growing(HALF, TrainStage(begin, floor=1.0), to)
-    return replace(wikipedia12.muon(), name=f"muon_unloop{begin:g}", method=method)
+    return replace(wikipedia12.muon(), name=f"muon_unloop{100 * begin:g}", method=method)
 
 
 def interleave35() -> Experiment:
@@ -173,12 +175,12 @@ def untie() -> Experiment:
 # --- experts ---
 
 
-def experts() -> Experiment:
+def experts_four() -> Experiment:
     """Four experts, of which each token uses two."""
     return replace(wikipedia_experts.dense(), name="experts_four", model=wikipedia_experts.FOUR)
 
 
-def more_experts() -> Experiment:
+def experts_eight() -> Experiment:
     """The control: eight experts from the first step."""
     model = replace(wikipedia_experts.FOUR, experts=8)
     return replace(wikipedia_experts.dense(), name="experts_eight", model=model)
@@ -187,14 +189,14 @@ def more_experts() -> Experiment:
 def _copied(name: str, utility: int) -> Experiment:
     to = GrowTo((FINAL,), by=("expert_copies",), moments="copy", utility=utility)
     method = Growing(wikipedia_experts.FOUR, TrainStage(0.5, floor=1.0), (to,))
-    return replace(more_experts(), name=f"experts_{name}", method=method)
+    return replace(experts_eight(), name=f"experts_{name}", method=method)
 
 
-def even_copies() -> Experiment:
+def experts_even() -> Experiment:
     """Four experts for half of the steps; then each of them is copied once."""
     return _copied("even", 0)
 
 
-def utility_copies() -> Experiment:
-    """`even_copies`, but the experts with the highest utility get the copies."""
+def experts_utility() -> Experiment:
+    """`experts_even`, but the experts with the highest utility get the copies."""
     return _copied("utility", 8)

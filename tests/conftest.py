@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("extra")
     seconds = json.loads(DURATIONS.read_text())
     items.sort(key=lambda item: -seconds.get(item.path.stem, 0))
-    if commit := config.getoption("--eighth"):
+    commit = config.getoption("--eighth")
+    if commit is not None:
         chosen = [i for i in items if crc32(f"{commit} {i.nodeid}".encode()) % 8 == 0]
         config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
         items[:] = chosen

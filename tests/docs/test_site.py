@@ -49,6 +49,7 @@ def test_versions_agree():
 
 
 @pytest.mark.slow
+@pytest.mark.third_party
 def test_the_site_is_built_without_a_warning(tmp_path):
     if not all(find_spec(name) for name in ("sphinx", "furo", "myst_nb", "jupytext")):
         pytest.skip("pip install -e '.[docs]'")
