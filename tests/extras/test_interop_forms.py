@@ -196,6 +196,7 @@ def test_untie_is_refused_in_one_line(tmp_path, capsys):
         (["untie"], 1, "untie needs a model that predicts tokens, with a head that is tied"),
         (["tie", "--layers", "4"], 1, "tie changes no size, but the target has layers"),
         (["tie", "--seed", "1"], 2, "tie changes only the head"),
+        (["tie", "--optimizer", "drop", "--optimizer-state", "o"], 2, "omit --optimizer-state"),
     ):
         assert program.main([*words, *more]) == status
         error = capsys.readouterr().err

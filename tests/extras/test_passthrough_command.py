@@ -101,6 +101,11 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, capsys):
         ([*grow, "--layers-from", "0", "--layers", "4"], 1, "leave out the sizes"),
         ([*grow, "--layers-from", f"{b}:0", "--mlp", "4"], 2, "omit --mlp"),
         ([*grow, "--layers-from", f"{b}:0", "--optimizer", "copy"], 2, "omit --optimizer"),
+        (
+            [*grow, "--layers-from", f"{b}:0", "--optimizer", "drop", "--optimizer-state", "o"],
+            2,
+            "omit --optimizer-state",
+        ),
         ([*grow, "--method", "passthrough"], 1, "the list of layers is empty"),
         ([*prune, "--keep", "0,9"], 1, "must be some of 0 .. 3, in ascending order, not [0, 9]"),
         ([*prune, "--keep", "1,0"], 1, "in ascending order"),

@@ -89,9 +89,9 @@ def _check_layers_alike(first: Checkpoint, other: Checkpoint) -> None:
 
 def grow_from_models(a: argparse.Namespace) -> None:
     """Run ``jaxgrow grow`` with a list of layers of several models."""
-    policy = () if a.optimizer == "drop" else ("optimizer", "optimizer_state")
+    policy = () if a.optimizer == "drop" else ("optimizer",)
     why = "the layers of several models have neither one optimizer state nor one LoRA"
-    refuse_options(a, why, *policy, "lora", "lora_only")
+    refuse_options(a, why, *policy, "optimizer_state", "lora", "lora_only")
     why = "layers of several models are joined without another change"
     others = ("loop", "blend", "experts", "active", "noise", "seed", "format", "names", "head_dim")
     refuse_options(a, why, *AXES, *others)

@@ -17,9 +17,9 @@ from jaxgrow.operators.tying import EMBEDDING, HEAD, RETIED, untie_head
 def retie_head(a: argparse.Namespace) -> None:
     """Give a model a separate head, or tie its head to the embedding."""
     why = f"{a.method} changes only the head of a model on disk"
-    policy = () if a.optimizer == "drop" else ("optimizer", "optimizer_state")
+    policy = () if a.optimizer == "drop" else ("optimizer",)
     others = ("experts", "active", "lora", "lora_only", "noise", "seed", "blend", "loop")
-    refuse_options(a, why, *policy, *others, "format", "names", "head_dim")
+    refuse_options(a, why, *policy, "optimizer_state", *others, "format", "names", "head_dim")
     source = open_checkpoint(a.src)
     with errors_with_options():
         operators.OPERATORS[a.method](source.sizes(), given_sizes(a))
