@@ -403,8 +403,9 @@ class Workdir:
         on_process_zero(self.still_alone)
         weights = {self.folder: (model.params, result)}
         if model.average is not None:
-            losses = {name: result[f"{name}_ema"] for name in ("val_loss", "val_accuracy")}
-            weights[self.folder / _EMA] = (model.average, result | losses)
+            averages = (name for name in result if name.endswith("_ema"))
+            scores = {name.removesuffix("_ema"): result[name] for name in averages}
+            weights[self.folder / _EMA] = (model.average, result | scores)
         for folder, (tree, about) in weights.items():
             on_process_zero(partial(folder.mkdir, exist_ok=True))
             # A single process exports from the host, because this does not compile any program.
