@@ -55,7 +55,7 @@ def test_the_costs_are_those_that_the_file_claims():
         assert cost[f"loop{at}"] == pytest.approx(cost[f"interleave{at}"], rel=0.03)
         assert cost[f"unloop{at}"] == pytest.approx(cost[f"interleave{at}"], rel=0.03)
     assert cost["untie"] == cost["untied"] == muon.cost
-    assert cost["even_copies"] == cost["utility_copies"]
+    assert cost["experts_even"] == cost["experts_utility"]
 
 
 @pytest.mark.parametrize("name", ["untie", "unloop35", "unloop50", "loop35", "interleave50"])
