@@ -5,13 +5,14 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import gpu_tables, run_tables
 from jaxgrow.cli.arguments import described_methods
 from jaxgrow.extras.integrations.formats import FORMATS
-from jaxgrow.extras.integrations.torch_optimizer import POLICIES
+from jaxgrow.extras.integrations.torch_optimizer import Policy
 from jaxgrow.operators import EXPERTS, OPERATORS, WIDTH
 from train.extras.advice.evidence import summary_table
 
@@ -66,7 +67,7 @@ def methods() -> str:
             "}",
             f"EXPERTS = {tuple(EXPERTS)!r}".replace("'", '"'),
             f"FORMATS = {tuple(sorted(FORMATS))!r}".replace("'", '"'),
-            f"OPTIMIZER_POLICIES = {POLICIES!r}".replace("'", '"'),
+            f"OPTIMIZER_POLICIES = {get_args(Policy)!r}".replace("'", '"'),
             "",
         )
     )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,15 +21,37 @@ from train.extras.splitting import held_out_rows
 from train.extras.text import formats
 from train.extras.text.corpora import dataset_shards, dataset_splits
 
-if TYPE_CHECKING:  # it imports this module
-    from train.extras.labelled.task import Labelled
-
 # Names of the validation split; the first one that exists is used.
 VALIDATION = ("validation", "valid", "dev", "test")
 _SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 OF_CLASSES = {"accuracy": accuracy, "macro_f1": macro_f1}
 OF_NUMBERS = {"pearson": pearson, "spearman": spearman}
 _KNOWN = ", ".join(_SUFFIXES)
+
+
+class LabelledRows(Protocol):
+    """The settings of a table, which `train.extras.labelled.task.Labelled` describes."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def valid_path(self) -> str | None: ...
+
+    @property
+    def text(self) -> tuple[str, ...]: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def number(self) -> bool: ...
+
+    @property
+    def valid_fraction(self) -> float: ...
 
 
 class Row(NamedTuple):
@@ -39,7 +61,7 @@ class Row(NamedTuple):
     fields: Mapping[str, object]
 
 
-def read_labelled_table(data: "Labelled") -> tuple[dict[str, Rows], Glue]:
+def read_labelled_table(data: LabelledRows) -> tuple[dict[str, Rows], Glue]:
     """Read the training and the validation rows, and describe them as a task.
 
     Raises:
@@ -156,7 +178,7 @@ def _label(row: Row, column: str) -> str:
     return found
 
 
-def _names(part: Sequence[Row], data: "Labelled") -> tuple[str, ...]:
+def _names(part: Sequence[Row], data: LabelledRows) -> tuple[str, ...]:
     """The distinct labels, sorted; integers are sorted by value."""
     found = {_label(row, data.label) for row in part}
     if len(found) < 2:
@@ -172,14 +194,14 @@ def _names(part: Sequence[Row], data: "Labelled") -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: (int(name), name) if digits else (0, name)))
 
 
-def _label_targets(part: Sequence[Row], data: "Labelled", about: Glue) -> np.ndarray:
+def _label_targets(part: Sequence[Row], data: LabelledRows, about: Glue) -> np.ndarray:
     if not part:
         raise UserError(f"{data.path} has no rows; name another table in data.path")
     labels = ((row.where, _label(row, data.label)) for row in part)
     return label_targets(about, labels, data.path)
 
 
-def _validation_rows(every: Rows, data: "Labelled") -> dict[str, Rows]:
+def _validation_rows(every: Rows, data: LabelledRows) -> dict[str, Rows]:
     mine, held = held_out_rows(len(every.labels), data.valid_fraction)
     if not len(mine):
         raise UserError(
@@ -192,7 +214,7 @@ def _validation_rows(every: Rows, data: "Labelled") -> dict[str, Rows]:
 # --- files ---
 
 
-def _split_files(data: "Labelled") -> dict[str, Path]:
+def _split_files(data: LabelledRows) -> dict[str, Path]:
     """The file, or the folder, of each split."""
     path = Path(data.path).expanduser()
     named = {} if data.valid_path is None else {"valid": Path(data.valid_path).expanduser()}
