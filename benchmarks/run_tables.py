@@ -1,7 +1,8 @@
-"""The tables of docs/results/baselines.md, from the archive of the logs."""
+"""The tables of docs/results/baselines.md and forms.md, from the archive of the logs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import mean
 
 from benchmarks.curves import logged_runs, unpacked_archive
@@ -44,6 +45,29 @@ def sweep_table(folder: str, name: str, settings: Mapping[str, str]) -> str:
     if averages:
         heads.append("loss of the average, mean [each seed]")
     return markdown_table(heads, body)
+
+
+def rates_table(labels: Mapping[str, str], folder: str, *compared: str) -> str:
+    """Return the loss of each run at each learning rate, for seed 0.
+
+    Args:
+      labels: the text of each row, by the name of its runs.
+      folder: the folder of the archive with the sweeps of the learning rate.
+      compared: the folders of comparisons that have the runs at the learning rate of the config.
+    """
+    losses: dict[str, dict[float, float]] = {name: {} for name in labels}
+    for name, found in losses.items():
+        swept = (unpacked_archive() / folder).glob(f"{name}-optim.peak_lr=*-seed0")
+        chosen = ((unpacked_archive() / each / f"{name}-seed0") for each in compared)
+        for path in (*swept, *filter(Path.exists, chosen)):
+            run = Run(name, 0, path)
+            found[run.config["optim"]["peak_lr"]] = run.loss
+    rates = sorted({rate for found in losses.values() for rate in found})
+    body = [
+        [labels[name], *(f"{found[rate]:.4f}" if rate in found else "" for rate in rates)]
+        for name, found in losses.items()
+    ]
+    return markdown_table(["run", *(f"{rate:g}" for rate in rates)], body)
 
 
 def comparison_table(folder: str, labels: Mapping[str, str], shorter: Sequence[float] = ()) -> str:
@@ -114,4 +138,38 @@ BASELINES = (
     partial(sweep_table, "baselines", "muon_cautious", RATE | DECAY),
     partial(sweep_table, "baselines", "muon_ramp", RATE),
     partial(sweep_table, "baselines", "muon_best", RATE),
+)
+
+LOOPS = {
+    "wiki12_muon": "from scratch",
+    "muon_interleave35": "copies after 0.35 of the steps",
+    "muon_loop35": "loop after 0.35",
+    "muon_unloop35": "loop after 0.35, own weights after 0.75",
+}
+LATER = {
+    "muon_interleave50": "copies after 0.5",
+    "muon_loop50": "loop after 0.5",
+    "muon_unloop50": "loop after 0.5, own weights after 0.75",
+}
+HEADS = {
+    "wiki12_muon": "tied",
+    "muon_untied": "untied",
+    "muon_untie": "tied for two thirds of the steps, then untied",
+}
+COPIES = {
+    "experts_four": "four experts",
+    "experts_even": "four for half of the steps, then two of each",
+    "experts_utility": "four for half of the steps, then eight by utility",
+    "experts_eight": "eight experts",
+}
+RATES = {name: (LOOPS | HEADS)[name] for name in ("muon_loop35", "muon_unloop35", "muon_untied")}
+SWEPT = {name: text for name, text in COPIES.items() if name != "experts_utility"}
+FORMS = (
+    partial(comparison_table, "loops", LOOPS | LATER, (0.55, 0.75)),
+    partial(comparison_table, "loops8", LOOPS, (0.55, 0.75)),
+    partial(comparison_table, "loops49", LOOPS, (0.75,)),
+    partial(comparison_table, "heads", HEADS),
+    partial(comparison_table, "copies", COPIES),
+    partial(rates_table, RATES, "forms_rates", "loops", "heads", "forms_rates"),
+    partial(rates_table, SWEPT, "forms_rates", "forms_rates"),
 )

@@ -77,6 +77,7 @@ def methods() -> str:
 TABLES = {
     "results/index.md": (lambda: summary_table("docs/results"),),
     "results/baselines.md": run_tables.BASELINES,
+    "results/forms.md": run_tables.FORMS,
     "results/gpu.md": gpu_tables.TABLES,
     "concepts/operators.md": (operators,),
 }

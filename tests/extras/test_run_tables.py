@@ -1,4 +1,4 @@
-"""The tables and numbers of docs/results/baselines.md come from the logs."""
+"""The tables and numbers of docs/results/baselines.md and forms.md come from the logs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,17 +9,25 @@ import pytest
 from benchmarks import run_tables
 from benchmarks.run_tables import seeds_of
 from train.analysis.runs import frontier_budget, half_width
-from train.extras.advice.evidence import Evidence, all_frontiers, method_rows
+from train.extras.advice.evidence import Evidence, all_evidence, all_frontiers, method_rows
 from train.extras.report_sections import mean_and_each
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs/results/baselines.md").read_text().split())
+PAGE, FORMS = (
+    " ".join((Path(__file__).parents[2] / f"docs/results/{name}.md").read_text().split())
+    for name in ("baselines", "forms")
+)
 BEST = "wiki12_muon"
 
 
-@pytest.mark.parametrize("table", range(len(run_tables.BASELINES)))
-def test_a_table_is_that_of_the_logs(table):
-    found = " ".join(run_tables.BASELINES[table]().split())
-    assert found in PAGE, "python docs/tables.py writes it again"
+TABLES = {"baselines": (PAGE, run_tables.BASELINES), "forms": (FORMS, run_tables.FORMS)}
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [(page, i) for page in TABLES for i in range(len(TABLES[page][1]))]
+)
+def test_a_table_is_that_of_the_logs(page, number):
+    text, tables = TABLES[page]
+    assert " ".join(tables[number]().split()) in text, "python docs/tables.py writes it again"
 
 
 def test_the_sentences_are_those_of_the_logs():
@@ -101,3 +109,55 @@ def test_the_comparisons_with_plain_muon_are_those_of_the_logs():
     above = mean(losses("baselines_best", "muon_deepen")) - mean(losses("baselines_best", BEST))
     behind = mean(plain[0].losses) - scratch
     assert f"{above:.3f} instead of {behind:.3f} for half of the layers first" in PAGE
+
+
+def test_the_numbers_of_loops_are_those_of_the_logs():
+    measured = {(e.method, e.tau, e.tokens_per_parameter): e for e in on_forms()}
+    saved = {key: f"{e.mean} % ± {e.interval}" for key, e in measured.items()}
+    lost = measured["loop", 0.35, 19.5]
+    assert lost.mean is not None
+    assert f"save {saved['copies', 0.35, 19.5]} of the FLOPs" in FORMS
+    assert f"needs {-lost.mean} % ± {lost.interval} more" in FORMS
+    copies, loops, own = (
+        [mean(losses("loops", f"muon_{kind}{at}")) for at in (35, 50)]
+        for kind in ("interleave", "loop", "unloop")
+    )
+    above = [loop - copy for loop, copy in zip(loops, copies, strict=True)]
+    assert (
+        "ends {:.3f} (after 0.35) and {:.3f} (after 0.5) above the copies".format(*above) in FORMS
+    )
+    recovered = [
+        100 * (loop - unlooped) / gap for loop, unlooped, gap in zip(loops, own, above, strict=True)
+    ]
+    assert "recover {:.0f} and {:.0f} % of that distance".format(*recovered) in FORMS
+    early = losses("loops", "muon_loop35"), losses("loops", "muon_loop50")
+    assert f"the two losses differ by {difference(*early, '{:.4f}')}" in FORMS
+    each = [measured["copies", 0.35, tokens].mean for tokens in (7.8, 19.5, 48.8)]
+    assert "{}, {} and {} %".format(*each) in FORMS
+    behind = mean(losses("loops49", "muon_loop35")) - mean(losses("loops49", "wiki12_muon-x0.75"))
+    assert f"ends {behind:.3f} below it, and costs less" in FORMS
+
+
+def on_forms() -> list[Evidence]:
+    return [e for e in all_evidence() if e.page == "docs/results/forms.md"]
+
+
+def test_the_differences_of_heads_and_experts_are_those_of_the_logs():
+    tied, untied, late = (
+        losses("heads", name) for name in ("wiki12_muon", "muon_untied", "muon_untie")
+    )
+    assert f"from the first step on lowers the loss by {difference(tied, untied)}" in FORMS
+    assert f"after two thirds of the steps by {difference(tied, late)}" in FORMS
+    assert all(a < b for a, b in zip(untied, late, strict=True))
+    four, even, chosen, eight = (
+        losses("copies", f"experts_{name}") for name in ("four", "even", "utility", "eight")
+    )
+    assert f"Even copies end {difference(four, even)} below four experts" in FORMS
+    assert f"by utility {difference(even, chosen)} below even copies" in FORMS
+    assert f"first step on end {difference(four, eight)} below four" in FORMS
+    assert all(a < b for a, b in zip(eight, four, strict=True))
+    found = []
+    for name in ("muon_loop35", "muon_unloop35"):
+        (higher,) = losses("forms_rates", f"{name}-optim.peak_lr=2.8e-2")
+        found.append(losses("loops", name)[0] - higher)
+    assert "at 2.8e-2, by {:.3f}, and by {:.3f} if each pass".format(*found) in FORMS
