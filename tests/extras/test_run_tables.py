@@ -133,7 +133,7 @@ def test_the_numbers_of_loops_are_those_of_the_logs():
     early = losses("loops", "muon_loop35"), losses("loops", "muon_loop50")
     assert f"the two losses differ by {difference(*early, '{:.4f}')}" in FORMS
     each = [measured["copies", 0.35, tokens].mean for tokens in (7.8, 19.5, 48.8)]
-    assert "{}, {} and {} %".format(*each) in FORMS
+    assert "saved {}, {} and {} %**".format(*each) in FORMS
     behind = mean(losses("loops49", "muon_loop35")) - mean(losses("loops49", "wiki12_muon-x0.75"))
     assert f"ends {behind:.3f} below it, and costs less" in FORMS
 
