@@ -79,7 +79,7 @@ def test_a_wheel_works_outside_the_checkout(wheel, tmp_path):
     assert Path(
         run(python, "-c", "import jaxgrow; print(jaxgrow.__file__)").strip()
     ).is_relative_to(site)
-    assert "Checkpoints on disk" in run(tmp_path / "venv/bin/jaxgrow", "--help")
+    assert "convert checkpoints on disk" in run(tmp_path / "venv/bin/jaxgrow", "--help")
     assert "No module named 'train'" in run(python, "-m", "train.compare", "--help", expected=1)
 
 
