@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 import runs
+from families import FAMILIES
 from runs import MODEL
 
-from jaxgrow.extras.models.swin import SwinConfig
 from jaxgrow.models import LlamaConfig
 from train.extras.fine_tune import FineTune
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
@@ -22,12 +22,10 @@ from train.state.optim import Optim, transformation
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
     optim = Optim(peak_lr=1e-2, warmup=2, base=runs.SMALL)
-    method = Growing(
-        runs.SMALL, TrainStage(0.5), (GrowTo((TrainStage(0.5),), by=runs.DOUBLED, moments="exact"),)
-    )
-    experiment = runs.experiment(
-        tmp_path, optim=optim, model=runs.LARGE, method=method, checkpoint_every=2
-    )
+    to = GrowTo((TrainStage(0.5),), by=runs.DOUBLED, moments="exact")
+    method = Growing(runs.SMALL, TrainStage(0.5), (to,))
+    given = dict(optim=optim, model=runs.LARGE, method=method, checkpoint_every=2)
+    experiment = runs.experiment(tmp_path, **given)
     run_experiment(experiment, tmp_path / "whole")
     runs.stopped(experiment, tmp_path / "stopped", 2, 6)
     runs.assert_same_end(tmp_path / "stopped", tmp_path / "whole")
@@ -38,9 +36,8 @@ def test_what_a_growth_makes_anew_has_the_scale_of_its_birth():
 
     def grown(base, fresh: Any = True):
         phase = Grow("a", "b", runs.MODEL, runs.LARGE, ("stack",), fresh=fresh, base=base)
-        return jax.jit(
-            lambda models: phase.apply(models, transformation(Optim())).params["blocks"]
-        )(models)
+        tx = transformation(Optim())
+        return jax.jit(lambda models: phase.apply(models, tx).params["blocks"])(models)
 
     with_base, without, scaled = grown(runs.MODEL), grown(None), grown(None, "spectral")
     for module, scale in (("up", 1.0), ("down", math.sqrt(2) / 2)):
@@ -60,21 +57,10 @@ def test_what_has_no_multipliers_is_refused():
         Optim(name="sgd", base=MODEL)
     with pytest.raises(ValueError, match=r"leave optim\.base out"):
         FineTune("there").plan(MODEL, Optim(base=MODEL), 8)
-    with pytest.raises(
-        ValueError, match=r"no size for the axes \['kv_heads'\].*of the same family"
-    ):
+    says = r"no size for the axes \['kv_heads'\].*of the same family"
+    with pytest.raises(ValueError, match=says):
         Scratch().plan(LlamaConfig(kv_heads=4), Optim(base=MODEL), 8)
-    swin = SwinConfig(
-        layers=(2, 2),
-        embed=(4, 8),
-        heads=(1, 2),
-        head_dim=4,
-        mlp=(8, 16),
-        image=16,
-        patch=2,
-        window=4,
-    )
-    with pytest.raises(
-        ValueError, match=r"one stack of 'layers', but this model has \['layers.0', 'layers.1'\]"
-    ):
+    swin = FAMILIES["Swin"]
+    says = r"one stack of 'layers', but this model has \['layers.0', 'layers.1'\]"
+    with pytest.raises(ValueError, match=says):
         Scratch().plan(swin, Optim(base=swin), 8)

@@ -1,9 +1,8 @@
-"""ModernBERT has the right names, attention windows, first layer and preserving growths.
+"""ModernBERT has the right names, attention windows and first layer, which has no attention norm.
 
-The first layer has no attention norm. Exact means 1e-10 of the standard deviation of the logits, in
-float64. A change must be visible: above 1e-2. Logits are compared with `transformers` in
-`test_interop_families`; the properties shared with decoders are in `test_llama` and
-`test_decoders`.
+Exact means 1e-10 of the standard deviation of the logits, in float64. A change must be visible:
+above 1e-2. Logits are compared with `transformers` in `test_interop_families`; the properties shared
+with decoders are in `test_llama` and `test_decoders`.
 """
 
 from dataclasses import replace
@@ -17,7 +16,6 @@ from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.extras.models.modernbert import ModernBERTConfig
 from jaxgrow.layerdrop import KeepMask
 from jaxgrow.models.stack import KeptTokens
-from jaxgrow.operators import coalesce, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -50,10 +48,8 @@ def test_the_published_config_as_it_lies_there():
     written = family.to_hf(found, said)
     assert {key: written[key] for key in said} == said
     deeper = family.to_hf(replace(found, layers=23, kinds="fs" + "fss" * 7), said)
-    assert deeper["global_attn_every_n_layers"] is None and deeper["layer_types"][1:3] == [
-        "sliding_attention",
-        "full_attention",
-    ]
+    assert deeper["global_attn_every_n_layers"] is None
+    assert deeper["layer_types"][1:3] == ["sliding_attention", "full_attention"]
     with pytest.raises(ValueError, match=r"norm_bias is true, but .* only with false"):
         family.from_hf(said | {"norm_bias": True})
     scaled = {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}
@@ -63,11 +59,7 @@ def test_the_published_config_as_it_lies_there():
 
 
 def test_only_the_first_layer_has_no_norm_of_its_attention():
-    """Check that the attention norm has no effect in the first layer.
-
-    The first layer ignores the scale of that norm. If dropping moves another layer to the bottom of the
-    stack, that layer keeps its norm.
-    """
+    """A layer that is the lowest after dropping keeps its norm."""
     c = config()
     params, before = tiny.params(c), tiny.forward(c)(tiny.params(c), inputs())
     for layer in range(3):
@@ -82,10 +74,7 @@ def test_only_the_first_layer_has_no_norm_of_its_attention():
 
 
 def test_a_window_reaches_both_ways():
-    """Check a layer whose tokens see two positions on each side.
-
-    With full attention, every token sees all positions.
-    """
+    """Tokens see two positions on each side. With full attention, they see all positions."""
     c = config(layers=1, kinds="s")
     params, before = tiny.params(c), tiny.forward(c)(tiny.params(c), inputs())
     other = inputs()
@@ -113,12 +102,3 @@ def test_what_is_masked_is_in_no_mean():
     everywhere = tiny.forward(c)(params, inputs(mask=np.ones((2, 7), bool)))
     np.testing.assert_allclose(everywhere, tiny.forward(c)(params, inputs()), rtol=0, atol=EXACT)
     assert np.abs(one - everywhere)[1].max() > VISIBLE
-
-
-def test_kinds_follow_their_layers_and_the_first_stays_first():
-    c = config(layers=6)
-    assert c.layer_kinds == "fssfss"
-    assert c.resized(stack(c.sizes(), {"layers": 12})).kinds == "fss"
-    assert c.resized(coalesce(c.sizes(), layers="far")).layer_kinds == "fss"
-    with pytest.raises(ValueError, match="which are of different kinds"):
-        c.resized(coalesce(c.sizes(), layers="adjacent"))

@@ -89,9 +89,8 @@ def test_a_changed_setting_is_found():
     name = "configs/papers/gpt.py:base_scratch"
     text = stated_report("base", stated_settings(name, load_as(Experiment, f"{name}:batch=128")[1]))
     assert "| batch" in text and "256 (multi-level, experiment setup)" in text and "128" in text
-    seeds = stated_settings(
-        "configs/finetune.py:cola", loaded("configs/finetune.py:cola:seeds=(0,1)")
-    )
+    name = "configs/finetune.py:cola"
+    seeds = stated_settings(name, loaded(f"{name}:seeds=(0,1)"))
     assert [s.setting for s in seeds if s.differs] == ["seeds"]
 
 
