@@ -117,11 +117,8 @@ def _names(config: ToyConfig) -> dict[str, TensorLayout]:
     names |= linear_layouts("blocks/mlp/up", layer + "up", "mlp")
     names |= linear_layouts("blocks/mlp/down", layer + "down", "embed", "mlp")
     names = {leaf: stored for leaf, stored in names.items() if not leaf.endswith("bias")}
-    return (
-        names
-        if config.tied
-        else names | {"head_kernel": TensorLayout("head.weight", "vocab embed")}
-    )
+    head = {} if config.tied else {"head_kernel": TensorLayout("head.weight", "vocab embed")}
+    return names | head
 
 
 ToyForCausalLM = Family(
@@ -160,8 +157,7 @@ def params() -> dict:
     """Return parameters with random norm scales."""
     rng = np.random.default_rng(0)
     return jax.tree.map(
-        lambda x: (x + rng.normal(size=x.shape) / 4).astype(np.float32),
-        TOY.init(jax.random.key(0)),
+        lambda x: (x + rng.normal(size=x.shape) / 4).astype(np.float32), TOY.init(jax.random.key(0))
     )
 
 
@@ -218,20 +214,16 @@ def test_it_is_built_by_its_name():
 
 def test_its_axis_names_are_correct(params):
     def outputs(p):
-        sizes = {
-            "embed": p["token_embedding"].shape[1],
-            "mlp": p["blocks"]["mlp"]["up"]["kernel"].shape[2],
-        }
+        up = p["blocks"]["mlp"]["up"]["kernel"]
+        sizes = {"embed": p["token_embedding"].shape[1], "mlp": up.shape[2]}
         return logits(TOY.with_sizes(sizes), p)
 
     assert check_rules(outputs, params, TOY.axes())
 
 
-@pytest.mark.parametrize(
-    ("operator", "axes"),
-    [(operators.hypercloning, ("embed", "mlp")), (operators.llama_pro, ("layers",))],
-    ids=["wider", "deeper"],
-)
+@pytest.mark.parametrize(("operator", "axes"), [
+    (operators.hypercloning, ("embed", "mlp")), (operators.llama_pro, ("layers",)),
+], ids=["wider", "deeper"])  # fmt: skip
 def test_it_grows_and_keeps_its_function(operator, axes, params):
     growth = operator(TOY.sizes(), doubled(TOY, *axes))
     large = assert_fits(growth, TOY)
@@ -261,10 +253,8 @@ def test_a_dropped_layer_does_not_run(layers, params):
 
 def test_it_is_trained_and_exported(tmp_path):
     """Train two steps with layer dropping, and write and read a Hugging Face folder."""
-    drop = DropLayers(LayerDrop())
-    e = runs.experiment(
-        tmp_path, model=TOY, method=Scratch((drop,)), steps=2, eval_every=2, optim=Optim(warmup=1)
-    )
+    method, optim = Scratch((DropLayers(LayerDrop()),)), Optim(warmup=1)
+    e = runs.experiment(tmp_path, model=TOY, method=method, steps=2, eval_every=2, optim=optim)
     result = pretrain.run_experiment(e, tmp_path / "run")
     assert result["steps"] == 2 and result["val_loss"] == pytest.approx(np.log(256), rel=0.1)
     runs.export(tmp_path / "run", tmp_path / "hf")
