@@ -20,13 +20,11 @@ import tiny
 from checkpoints import CONFIG, change, saved
 from random_changes import changed
 
-import jaxgrow.extras.preservation
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, Loaded
-from jaxgrow.checkpoints.source import initial_layout
 from jaxgrow.cli.program import main
-from jaxgrow.extras.commands import model_outputs
-from jaxgrow.models import BERTConfig, GPT2Config, LlamaConfig, from_json
+from jaxgrow.extras import preservation
+from jaxgrow.models import GPT2Config, from_json
 
 MEMORY = 500_000  # kB that all mutations together may add to the peak
 
@@ -34,9 +32,7 @@ MEMORY = 500_000  # kB that all mutations together may add to the peak
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Skip the computation of models, which takes time and is not tested here."""
-    monkeypatch.setattr(
-        jaxgrow.extras.preservation, "measure_preservation", lambda *given: "the same"
-    )
+    monkeypatch.setattr(preservation, "measure_preservation", lambda *given: "the same")
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +59,10 @@ def several(rng: random.Random, content: bytes) -> bytes:
 
 def of_numpy(rng: random.Random, content: bytes) -> bytes:
     """Damage the header, which is a Python literal."""
-    shape = rng.choice(
-        [
-            "(-1,)",
-            "(2, -5)",
-            "()",
-            "(8796093022208,)",
-            "(0,)",
-            f"({10**30},)",
-            "'x'",
-            "10",
-            "(10.0,)",
-        ]
-    )
-    dtype = rng.choice(["<i8", "<f8", "|O", "<i9", "<U3", "<M8[s]", "", "x" * 200])
-    new = content.replace(b"(10,)", shape.encode(), rng.randrange(2)).replace(
-        b"<u2", dtype.encode(), rng.randrange(2)
-    )
+    shapes = f"(-1,) (2,-5) () (8796093022208,) (0,) ({10**30},) 'x' 10 (10.0,)".split()
+    dtypes = ["<i8", "<f8", "|O", "<i9", "<U3", "<M8[s]", "", "x" * 200]
+    new = content.replace(b"(10,)", rng.choice(shapes).encode(), rng.randrange(2))
+    new = new.replace(b"<u2", rng.choice(dtypes).encode(), rng.randrange(2))
     return new if rng.random() < 0.7 else several(rng, new)
 
 
@@ -168,12 +151,6 @@ def test_what_is_damaged_is_read_or_refused_in_one_message(tmp_path, capsys, cas
     assert peak() - before < MEMORY
 
 
-def test_caches_of_configs_are_bounded():
-    """A process that reads many models keeps the shapes and programs of the last ones only."""
-    assert initial_layout.cache_info().maxsize == 64
-    assert model_outputs._compiled_outputs.cache_info().maxsize == 4
-
-
 def again(home: Path) -> None:
     shutil.rmtree(home / "a")
     shutil.copytree(home / "kept", home / "a")
@@ -204,7 +181,6 @@ def peak() -> int:
     ({"layer_norm_epsilon": float("inf")}, "Infinity is not a number in JSON"),
     ({"their_own": [float("nan")]}, "NaN is not a number in JSON"),
     ({"layer_norm_epsilon": -1e-5}, "eps is -1e-05, but must be at least 0"),
-    ({"layer_norm_epsilon": 1e300}, "eps is 1e+300, but must be at least 0"),
     ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),
 ])  # fmt: skip
 def test_configs_of_values_that_are_none(tmp_path, capsys, values, message):
@@ -217,11 +193,10 @@ def test_configs_of_values_that_are_none(tmp_path, capsys, values, message):
     assert [f.name for f in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize("eps", [float("nan"), float("inf"), -1e-6, 1e300, 10**400])
-@pytest.mark.parametrize("family", [GPT2Config, BERTConfig, LlamaConfig])
-def test_no_config_has_an_eps_that_is_none(family, eps):
+@pytest.mark.parametrize("eps", [float("nan"), float("inf"), 1e300, 10**400])
+def test_no_config_has_an_eps_that_is_none(eps):
     with pytest.raises(ValueError, match=r"eps is .*, but must be at least 0"):
-        family(eps=eps)
+        GPT2Config(eps=eps)
 
 
 def test_no_json_is_written_with_numbers_that_are_none(tmp_path, folder):
@@ -246,21 +221,14 @@ def test_a_record_of_values_of_another_type(tmp_path, folder, capsys, field, val
 
 
 @pytest.mark.parametrize("field", ["config", "huggingface"])
-@pytest.mark.parametrize("value", [3, "x", [], {}, {"architectures": [{}]}])
+@pytest.mark.parametrize("value", [3, [], {"architectures": [{}]}])
 def test_a_record_whose_parts_are_something_else(tmp_path, folder, capsys, field, value):
     orbax_of(folder, tmp_path / "o")
     file = tmp_path / "o/jaxgrow.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
-    for command in (["inspect"], ["convert", "--to", "hf"]):
-        error = refused(
-            capsys,
-            command[0],
-            tmp_path / "o",
-            *([tmp_path / "b"] if command[1:] else []),
-            *command[1:],
-        )
-        assert "jaxgrow.json" in error
-        assert error.count("\n") == 1
+    for command, *more in (("inspect",), ("convert", tmp_path / "b", "--to", "hf")):
+        error = refused(capsys, command, tmp_path / "o", *more)
+        assert "jaxgrow.json" in error and error.count("\n") == 1
 
 
 @functools.cache
@@ -277,34 +245,12 @@ def orbax_of(folder: Path, out: Path) -> None:
         (out / name).write_bytes(content)
 
 
-def test_a_header_of_eight_tebibytes_takes_no_memory(tmp_path, folder, capsys):
-    for size in (2**43, 2**64, 10**30):
-        with (tmp_path / "ids.npy").open("wb") as file:
-            np.lib.format.write_array_header_1_0(
-                file, {"descr": "<u2", "fortran_order": False, "shape": (size,)}
-            )
-            file.write(bytes(20))
-        error = refused(capsys, "report", folder, folder, "--data", tmp_path / "ids.npy")
-        assert "ids.npy contains no token ids" in error
-        assert error.count("\n") == 1
-
-
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
-def test_a_file_without_an_end_is_not_read_to_it(folder, capsys):
-    assert "/dev/zero is not a regular file" in refused(
-        capsys, "report", folder, folder, "--data", "/dev/zero"
-    )
-
-
 @pytest.mark.parametrize(
-    ("axis", "method"),
-    [("layers", "stack"), ("layers", "solar"), ("embed", "fpi"), ("mlp", "lemon")],
+    ("axis", "method", "size"), [("layers", "stack", 99999999999), ("mlp", "lemon", 10**30)]
 )
-@pytest.mark.parametrize("size", [99999999999, 10**30])
 def test_sizes_that_no_model_has(tmp_path, folder, capsys, axis, method, size):
-    error = refused(
-        capsys, "grow", folder, tmp_path / "b", "--method", method, f"--{axis}", size, status=2
-    )
+    words = ("grow", folder, tmp_path / "b", "--method", method, f"--{axis}", size)
+    error = refused(capsys, *words, status=2)
     assert f"--{axis} {size}: the maximum is 1,048,576" in error
     assert not list(tmp_path.iterdir())
 

@@ -16,11 +16,7 @@ from safetensors.numpy import save
 from jaxgrow.checkpoints.io.files import CheckpointError
 from jaxgrow.checkpoints.io.safetensors import DTYPES, read_header, read_tensors
 
-NUMBERS = {
-    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "b": np.ones(4, np.float16),
-    "c": np.zeros(0, np.float64),
-}
+NUMBERS = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(4, "f2"), "c": np.zeros(0)}
 WHOLE = save(NUMBERS)
 LENGTH = int.from_bytes(WHOLE[:8], "little")
 FOLDER = tempfile.TemporaryDirectory(prefix="jaxgrow-fuzz-")
@@ -40,11 +36,8 @@ def read(content: bytes) -> dict[str, np.ndarray] | None:
     file.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        return {
-            name: t.read()
-            for name, t in read_header(file).items()
-            if t.stored in DTYPES and len(t.shape) <= 32
-        }
+        known = read_header(file).items()
+        return {n: t.read() for n, t in known if t.stored in DTYPES and len(t.shape) <= 32}
     except CheckpointError as error:
         assert "model.safetensors" in str(error)
         return None
@@ -104,23 +97,24 @@ def test_any_bytes(head, length):
 
 
 WORDS = ["dtype", "shape", "data_offsets", "a", "__metadata__"]
-NATURALS = st.one_of(
-    st.integers(0, 32),
-    st.integers(-1, 2**65),
-    st.sampled_from([2**31, 2**32, 2**63 - 1, 2**64 - 1]),
-)
+DTYPE_NAMES = ["F32", "F16", "BF16", "F64", "I8", "U64", "BOOL", "F8_E4M3", "F4", "C64"]
+LIMITS = st.sampled_from([2**31, 2**32, 2**63 - 1, 2**64 - 1])
+NATURALS = st.one_of(st.integers(0, 32), st.integers(-1, 2**65), LIMITS)
+STRINGS = st.sampled_from(["F32", "I8", "F4", "Q9", "", "\0"])
 JSON = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        NATURALS,
-        st.floats(),
-        st.sampled_from(["F32", "I8", "F4", "Q9", "", "\0"]),
-    ),
+    st.one_of(st.none(), st.booleans(), NATURALS, st.floats(), STRINGS),
     lambda inner: (
         st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
     ),
     max_leaves=8,
+)
+OFFSETS = st.tuples(NATURALS, NATURALS) | st.tuples(st.integers(0, 32), st.integers(0, 32)) | JSON
+ENTRY = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(DTYPE_NAMES) | JSON,
+        "shape": st.lists(NATURALS, max_size=4) | JSON,
+        "data_offsets": OFFSETS,
+    }
 )
 
 
@@ -128,22 +122,6 @@ JSON = st.recursive(
 @given(JSON)
 def test_any_json(content):
     read(packed(json.dumps(content).encode()))
-
-
-ENTRY = st.fixed_dictionaries(
-    {
-        "dtype": st.one_of(
-            st.sampled_from(
-                ["F32", "F16", "BF16", "F64", "I8", "U64", "BOOL", "F8_E4M3", "F4", "C64"]
-            ),
-            JSON,
-        ),
-        "shape": st.one_of(st.lists(NATURALS, max_size=4), JSON),
-        "data_offsets": st.one_of(
-            st.tuples(NATURALS, NATURALS), st.tuples(st.integers(0, 32), st.integers(0, 32)), JSON
-        ),
-    }
-)
 
 
 @MANY
@@ -154,25 +132,16 @@ def test_any_entries_also_under_one_name(entries):
     read(packed(head.encode()))
 
 
-@pytest.mark.parametrize("depth", [10, 1000, 1_000_000])
 @pytest.mark.parametrize("bracket", ["[", '{"a":'])
-def test_deep_json(depth, bracket):
-    assert read(packed((bracket * depth).encode())) is None
+def test_deep_json(bracket):
+    assert read(packed((bracket * 1_000_000).encode())) is None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"data_offsets": [0, 23]},
-        {"data_offsets": [4, 28]},
-        {"data_offsets": [24, 0]},
-        {"shape": [2, 4]},
-        {"shape": [2**40, 2**40]},
-        {"dtype": "F64"},
-        {"dtype": "F33"},
-        {"more": 1, "shape": None},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    *({"data_offsets": [0, 23]}, {"data_offsets": [4, 28]}, {"data_offsets": [24, 0]}),
+    *({"shape": [2, 4]}, {"shape": [2**40, 2**40]}, {"more": 1, "shape": None}),
+    *({"dtype": "F64"}, {"dtype": "F33"}),
+])  # fmt: skip
 def test_an_entry_that_does_not_fit_is_refused(change):
     entries: dict[str, Any] = json.loads(WHOLE[8 : 8 + LENGTH])
     entries["a"] |= change
