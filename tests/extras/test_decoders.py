@@ -7,6 +7,7 @@ above 1e-2.
 import json
 from dataclasses import replace
 
+import chex
 import jax
 import numpy as np
 import optax
@@ -52,10 +53,7 @@ def test_lemon_needs_scales_of_norms_for_an_uneven_width():
 
 
 def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
-    """Check that a new block keeps its kernels and has a zero post-norm scale.
-
-    If its kernels were zero, the post-norm would amplify their first small values to unit size.
-    """
+    """With zero kernels, the post-norm would amplify their first small values to unit size."""
     small = config("OLMo 2", dtype="float32")
     params, tx = tiny.params(small, dtype="float32"), optax.adam(1e-3)
     moved = []
@@ -66,40 +64,33 @@ def test_a_block_that_adds_nothing_learns_slowly_behind_a_norm():
         gradient = tiny.gradient(large)(grown, tiny.tokens())["blocks"]
         updates, _ = jax.jit(lambda g: tx.update(g, tx.init(g)))(gradient)
         # Only the new layer is updated.
-        new = jax.tree.map(
+        blocks = jax.tree.map(
             lambda p, u: np.concatenate([p[:2], p[2:] + u[2:]]),
             grown["blocks"],
             jax.device_get(updates),
         )
-        before, after = (
-            forward(grown, tiny.tokens()),
-            forward({**grown, "blocks": new}, tiny.tokens()),
-        )
+        before = forward(grown, tiny.tokens())
+        after = forward({**grown, "blocks": blocks}, tiny.tokens())
         moved.append(float(np.abs(after - before).max() / np.std(before)))
     assert 0 < moved[0] < 0.05 < 0.5 < moved[1]
 
 
 def test_long_positions_are_those_of_the_length_of_a_sequence():
-    """Check that a sequence longer than the original context uses ``rope_long`` at every position.
-
-    The scores grow by the square of ``rope_scale``.
-    """
+    """``rope_long`` applies at every position; scores grow by the square of ``rope_scale``."""
     own = dict(rope_by="longrope", rope_short=(1.0, 2.0), rope_long=(3.0, 5.0))
     c = config("Qwen3", query_norm="none", rope_context=5, rope_scale=1.5, **own)
     assert from_json(json.loads(json.dumps(c.as_json()))) == c
     plain = 10000.0 ** -(np.arange(0, 4, 2) / 4)
     for length, factors in ((5, (1.0, 2.0)), (6, (3.0, 5.0))):
         cos, sin = rotary_angles(c, length)
-        np.testing.assert_allclose(
-            sin, 1.5 * np.sin(np.arange(length)[:, None] * plain / factors), rtol=0, atol=1e-15
-        )
+        expected = 1.5 * np.sin(np.arange(length)[:, None] * plain / factors)
+        np.testing.assert_allclose(sin, expected, rtol=0, atol=1e-15)
         np.testing.assert_allclose(cos**2 + sin**2, 1.5**2, rtol=0, atol=1e-15)
     params, tokens = tiny.params(c), tiny.tokens(2, 6)
     short, whole = tiny.forward(c)(params, tokens[:, :5]), tiny.forward(c)(params, tokens)
     assert np.abs(whole[:, :5] - short).max() > VISIBLE
-    np.testing.assert_allclose(
-        tiny.forward(replace(c, rope_context=6))(params, tokens)[:, :5], short, rtol=0, atol=EXACT
-    )
+    longer = tiny.forward(replace(c, rope_context=6))(params, tokens)
+    np.testing.assert_allclose(longer[:, :5], short, rtol=0, atol=EXACT)
     message = r"rope_long must have a number above 0 for each of the 2 pairs .* but is \(3.0,\)"
     with pytest.raises(ValueError, match=message):
         replace(c, rope_long=(3.0,))
@@ -117,9 +108,6 @@ def test_a_phi3_that_is_scaled_otherwise_is_refused():
     message = "original_max_position_embeddings is 1, but rope_type longrope needs 2 or more"
     with pytest.raises(ValueError, match=message):
         family.inferred(said | {"rope_scaling": one, "original_max_position_embeddings": 1})
-
-
-# --- mixed layer kinds ---
 
 
 def test_kinds_go_with_their_layers():
@@ -142,10 +130,7 @@ def test_kinds_go_with_their_layers():
 
 
 def test_windows_and_positions_match_single_kind_models():
-    """Compare a single-layer model of each kind with a two-layer stack of both kinds.
-
-    The other layer of the stack adds nothing.
-    """
+    """The other layer of the stack of both kinds adds nothing."""
     both = config("Qwen3", kinds="sn", window=3, local_theta=50.0)
     params, tokens = tiny.params(both), tiny.tokens(2, 7)
     for i, kind in enumerate("sn"):
@@ -155,9 +140,8 @@ def test_windows_and_positions_match_single_kind_models():
         for sublayer, name in (("attention", "out"), ("mlp", "down")):
             silent[sublayer][name]["kernel"][1 - i] = 0
         expected = tiny.forward(one)(alone, tokens)
-        np.testing.assert_array_equal(
-            tiny.forward(both)({**params, "blocks": silent}, tokens), expected
-        )
+        found = tiny.forward(both)({**params, "blocks": silent}, tokens)
+        np.testing.assert_array_equal(found, expected)
         plain = tiny.forward(replace(one, kinds="f"))(alone, tokens)
         assert np.abs(plain - expected).max() > VISIBLE
         # With a window of 3, the first token is not visible from the fourth position on.
@@ -169,10 +153,7 @@ def test_windows_and_positions_match_single_kind_models():
 
 
 def test_skipped_tokens_keep_their_distances_in_windows():
-    """Check that the token at position 3 does not see the kept token before it, at position 0.
-
-    Its window covers positions 2 and 3 only.
-    """
+    """The window of position 3 does not contain position 0, which is the kept token before it."""
     c = config("Qwen3", layers=1, kinds="s", window=2)
     params, tokens = tiny.params(c), tiny.tokens(1, 7)
     kept = KeptTokens(np.array([[0, 3, 4]], np.int32), 0, 1)
@@ -192,9 +173,8 @@ def test_mixed_kinds_are_dropped_equally_by_both_executions():
     @tiny.optimized_jit
     def gradients(p, layers):
         def loss(p):
-            return c.module.apply(
-                {"params": p}, tokens[:, :-1], targets=tokens[:, 1:], keep_mask=KeepMask(layers)
-            )[0]
+            given = dict(targets=tokens[:, 1:], keep_mask=KeepMask(layers))
+            return c.module.apply({"params": p}, tokens[:, :-1], **given)[0]
 
         return jax.grad(loss)(p)
 
@@ -202,8 +182,6 @@ def test_mixed_kinds_are_dropped_equally_by_both_executions():
     with jax.enable_x64(False):
         by_conditional = gradients(params, gates)
         by_indices = gradients(params, np.flatnonzero(gates).astype(np.int32))
-    jax.tree.map(np.testing.assert_array_equal, by_conditional, by_indices)
-    assert all(
-        not np.asarray(g)[[1, 4]].any() and g[2:4].any()
-        for g in jax.tree.leaves(by_conditional["blocks"])
-    )
+    chex.assert_trees_all_equal(by_conditional, by_indices)
+    for gradient in jax.tree.leaves(jax.device_get(by_conditional["blocks"])):
+        assert not gradient[[1, 4]].any() and gradient[2:4].any()

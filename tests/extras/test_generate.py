@@ -48,9 +48,6 @@ def run(monkeypatch, capsys):
     return run
 
 
-# --- the command ---
-
-
 def test_it_prints_prompts_with_their_continuations(gpt, run):
     printed = run(gpt, "--prompt", "ab", "a word", "--max-new", 8, "--json")
     samples = [json.loads(line) for line in printed.splitlines()]
@@ -88,9 +85,8 @@ def test_samples_differ_and_the_same_seed_repeats_them(gpt, run):
 
 def test_prompts_are_read_line_by_line(gpt, run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\fwords\n"))
-    samples = list(
-        map(json.loads, run(gpt, "--prompt", "-", "--json", "--max-new", 64).splitlines())
-    )
+    printed = run(gpt, "--prompt", "-", "--json", "--max-new", 64)
+    samples = [json.loads(line) for line in printed.splitlines()]
     assert [s["prompt"] for s in samples] == ["one", "two\fwords"]
     assert all(s["ended"] or s["tokens"] == 48 - len(s["prompt"]) for s in samples)
 
@@ -99,13 +95,10 @@ def test_a_finished_run_is_a_model(small_run, run):
     assert run(small_run, "--prompt", "ab", "--max-new", 3).startswith("ab")
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (["--prompt", ""], "prompt 0 is empty: give at least one token"),
-        (["--prompt", "a" * 48], "context of 48: shorten it, or remove its beginning with --cut"),
-    ],
-)
+@pytest.mark.parametrize(("given", "says"), [
+    (["--prompt", ""], "prompt 0 is empty: give at least one token"),
+    (["--prompt", "a" * 48], "context of 48: shorten it, or remove its beginning with --cut"),
+])  # fmt: skip
 def test_what_is_wrong_is_one_line_and_code_2(gpt, monkeypatch, capsys, given, says):
     monkeypatch.setattr(sys, "argv", ["generate", str(gpt), *given])
     with pytest.raises(SystemExit) as stop:
@@ -124,23 +117,16 @@ def test_models_of_something_else_are_refused(tmp_path, run):
         run(tmp_path / "none", "--prompt", "a")
 
 
-# --- stop strings, streaming, chats, long prompts ---
-
-
 def test_a_text_ends_before_a_stop_string(gpt, run):
-    [whole] = [json.loads(run(gpt, "--prompt", "ab", "--max-new", 20, "--json"))]
+    ask = (gpt, "--prompt", "ab", "--max-new", 20)
+    whole = json.loads(run(*ask, "--json"))
     new = whole["text"][2:]
     stop = new[3:5]
-    sample = json.loads(
-        run(gpt, "--prompt", "ab", "--max-new", 20, "--json", "--stop", "never there", stop)
-    )
+    sample = json.loads(run(*ask, "--json", "--stop", "never there", stop))
     assert sample["text"] == "ab" + new[: new.index(stop)]
     assert sample["ended"] and sample["tokens"] < whole["tokens"]
-
-
-def test_a_stop_string_in_the_prompt_ends_nothing(gpt, run):
-    plain = run(gpt, "--prompt", "ab", "--max-new", 8)
-    assert run(gpt, "--prompt", "ab", "--max-new", 8, "--stop", "ab") == plain
+    # A stop string in the prompt ends nothing.
+    assert run(*ask, "--stop", "ab") == run(*ask)
 
 
 @pytest.mark.parametrize("stop", [[], ["--stop", "q#"]])
@@ -151,9 +137,8 @@ def test_a_streamed_text_is_the_same(gpt, run, stop):
 
 def test_parts_of_a_stream_come_as_the_text_grows(gpt):
     parts = []
-    [sample], timing = command.sample_texts(
-        gpt, ["ab"], command.Asked(stream=parts.append), max_new=30
-    )
+    asked = command.Asked(stream=parts.append)
+    [sample], timing = command.sample_texts(gpt, ["ab"], asked, max_new=30)
     assert "ab" + "".join(parts) == sample["text"]
     assert sum(bool(part) for part in parts) > 1
     assert timing.tokens == sample["tokens"]
@@ -161,14 +146,8 @@ def test_parts_of_a_stream_come_as_the_text_grows(gpt):
 
 def test_no_part_of_a_stop_string_is_streamed():
     stopping = Stopping(load_tokenizer("bytes"), ["END", "D!"])
-    for text, settled in (
-        ("a EN", "a "),
-        ("a E", "a "),
-        ("a EM", "a EM"),
-        ("a END of", "a "),
-        ("aD", "a"),
-        ("aD!", "a"),
-    ):
+    each = {"a EN": "a ", "a E": "a ", "a EM": "a EM", "a END of": "a ", "aD": "a", "aD!": "a"}
+    for text, settled in each.items():
         assert stopping.settled(np.frombuffer(text.encode(), np.uint8)) == settled
     # half of a character
     assert stopping.settled(np.frombuffer("aä".encode()[:-1], np.uint8)) == "a"
@@ -181,9 +160,8 @@ def test_a_prompt_that_does_not_fit_is_cut_if_asked(gpt, run):
         run(gpt, "--prompt", long)
     cut = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 8, "--json"))
     assert escape_text(cut["text"]) == run(gpt, "--prompt", long[-40:], "--max-new", 8)[:-1]
-    assert run(gpt, "--prompt", "ab", "--cut", "--max-new", 8) == run(
-        gpt, "--prompt", "ab", "--max-new", 8
-    )
+    short = (gpt, "--prompt", "ab", "--max-new", 8)
+    assert run(*short, "--cut") == run(*short)
     # New tokens get half of the context.
     half = json.loads(run(gpt, "--prompt", long, "--cut", "--max-new", 400, "--json"))
     assert half["text"].startswith(long[-24:]) and (half["ended"] or half["tokens"] == 24)
@@ -193,11 +171,8 @@ def test_a_chat_is_the_template_of_the_model(gpt, tmp_path, run):
     pytest.importorskip("jinja2")
     model = written(tmp_path / "chat", GPT2Config(**SIZES))
     template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
-    settings = {
-        "chat_template": template,
-        "bos_token": "<|endoftext|>",
-        "eos_token": "<|endoftext|>",
-    }
+    end = "<|endoftext|>"
+    settings = {"chat_template": template, "bos_token": end, "eos_token": end}
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
     answer = run(model, "--prompt", "hi", "--chat", "--max-new", 8)
     config, params = load(model)
@@ -207,8 +182,6 @@ def test_a_chat_is_the_template_of_the_model(gpt, tmp_path, run):
     with pytest.raises(UserError, match="the chat template of the model failed: no user"):
         run(model, "--prompt", "hi", "--chat")
 
-
-# --- comparison with transformers ---
 
 COMMON = dict(
     vocab_size=61, num_hidden_layers=3, num_attention_heads=4, hidden_size=24, intermediate_size=40
@@ -227,22 +200,15 @@ ARCHITECTURES = {
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_likeliest_tokens_are_those_of_transformers(name, tmp_path):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config = getattr(hf, f"{name}Config")(
-        **ARCHITECTURES[name], bos_token_id=None, eos_token_id=None
-    )
-    model = getattr(hf, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(
-        config
-    ).eval()
+    settings = ARCHITECTURES[name] | {"bos_token_id": None, "eos_token_id": None}
+    architecture = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
+    model = getattr(hf, architecture)(getattr(hf, f"{name}Config")(**settings)).eval()
     generator = torch.Generator().manual_seed(0)
+    # Weights larger than freshly initialised ones avoid repeating a single token.
     with torch.no_grad():
-        for (
-            path,
-            p,
-            # Weights larger than freshly initialised ones avoid repeating a single token.
-        ) in model.named_parameters():
-            p.copy_(
-                torch.randn(p.shape, generator=generator) / 3 + (p.ndim == 1 and "bias" not in path)
-            )
+        for path, p in model.named_parameters():
+            scale = p.ndim == 1 and "bias" not in path
+            p.copy_(torch.randn(p.shape, generator=generator) / 3 + scale)
     model.save_pretrained(tmp_path / "model")
 
     rng = np.random.default_rng(0)
@@ -250,10 +216,9 @@ def test_the_likeliest_tokens_are_those_of_transformers(name, tmp_path):
     longest = max(map(len, prompts))
     padded = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])  # padding on the left
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    settings = dict(attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=0)
     with torch.no_grad():
-        theirs = model.generate(
-            padded, attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=0
-        )
+        theirs = model.generate(padded, **settings)
     found = generate(*load(tmp_path / "model"), prompts, max_new=20)
     np.testing.assert_array_equal(np.stack(found), theirs[:, longest:].numpy())
     assert all(len(set(tokens.tolist())) > 3 for tokens in found)
