@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import tiny
@@ -24,7 +24,7 @@ from checkpoints import CONFIG, change, contents, saved
 from handlers import python_handlers
 
 from jaxgrow import checkpoints, operators
-from jaxgrow.checkpoints import CheckpointError, Loaded
+from jaxgrow.checkpoints import CheckpointError, Loaded, Output
 from jaxgrow.checkpoints.io import folders, safetensors
 from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.cli.program import main
@@ -54,6 +54,10 @@ def names(folder: Path) -> list[str]:
     return sorted(f.name for f in folder.iterdir())
 
 
+def deepen(source, target: Path, kind: Any = None, **options) -> None:
+    checkpoints.transform(source, Output(target, kind, **options), DEEPER)
+
+
 # --- complete or not at all ---
 
 
@@ -65,25 +69,20 @@ def test_everything_is_on_the_disk_before_the_folder_appears(tmp_path, folder, s
         place(new, *others)
 
     monkeypatch.setattr(folders, "_place", recorded)
-    checkpoints.transform(folder, checkpoints.Output(tmp_path / "b", shard=5000), DEEPER)
-    checkpoints.transform(folder, checkpoints.Output(tmp_path / "o", "orbax"), DEEPER)
+    deepen(folder, tmp_path / "b", shard=5000)
+    deepen(folder, tmp_path / "o", "orbax")
     for files in seen:
         assert len(files) > 6
         assert all(files.values()), files
     assert tmp_path.stat().st_ino in synced
 
 
-def test_a_link_may_lead_to_a_missing_file(tmp_path, synced):
-    """A tracker, for example, has a link to its latest log in the folder of a run."""
-    (tmp_path / "latest.log").symlink_to("deleted.log")
-    (tmp_path / "file").write_text("")
-    folders.sync(tmp_path)
-    assert (tmp_path / "file").stat().st_ino in synced
-
-
-def test_files_of_the_user_in_a_folder_need_not_be_writable(tmp_path, synced, monkeypatch):
-    """A user may keep a read-only file or a named pipe in the folder of a run."""
+def test_files_of_the_user_in_a_folder_need_be_neither_writable_nor_regular(
+    tmp_path, synced, monkeypatch
+):
+    """A run's folder may hold a read-only file, a named pipe, and a tracker's link to its last log."""
     (tmp_path / "notes").write_text("")
+    (tmp_path / "latest.log").symlink_to("deleted.log")
     os.mkfifo(tmp_path / "pipe")
     opened = Path.open
 
@@ -101,22 +100,17 @@ def test_an_existing_folder_is_replaced_only_at_the_end(tmp_path, folder):
     target = saved(tmp_path / "b", seed=3)
     before = contents(target)
     with pytest.raises(CheckpointError, match=r"replaces it \(in Python: overwrite=True\)"):
-        checkpoints.transform(folder, target, DEEPER)
+        deepen(folder, target)
 
     class Broken(Loaded):
         def read(self, path, layer=None):
-            raise OSError("the disk is gone")
+            raise OSError("gone")
 
+    broken = Broken(CONFIG, tiny.params(CONFIG, dtype="float32"))
     with pytest.raises(OSError, match="gone") as error:
-        checkpoints.write(
-            Broken(CONFIG, tiny.params(CONFIG, dtype="float32")),
-            checkpoints.Output(target, "hf", overwrite=True),
-        )
+        checkpoints.write(broken, Output(target, "hf", overwrite=True))
     assert error.value.__notes__ == [f"{target} is unchanged"]
     assert contents(target) == before
-    assert names(tmp_path) == ["b"]
-    checkpoints.transform(folder, checkpoints.Output(target, overwrite=True), DEEPER)
-    assert checkpoints.load(target)[0].layers == 5
     assert names(tmp_path) == ["b"]
 
 
@@ -126,7 +120,7 @@ def test_folders_on_the_way_are_taken_back_too(tmp_path, folder):
         atomic_folder(tmp_path / "a/b/c", [folder], False) as new,
     ):
         (new / "x").touch()
-        raise OSError("the disk is gone")
+        raise OSError("gone")
     assert error.value.__notes__ == ["nothing was written"]
     assert not names(tmp_path)
     with atomic_folder(tmp_path / "a/b/c", [folder], False):
@@ -147,7 +141,7 @@ def test_a_target_that_overlaps_its_source_is_refused(tmp_path, where):
     folder = saved(tmp_path / "out" / "a")
     before = contents(tmp_path)
     with pytest.raises(CheckpointError, match="contains it, or is inside it"):
-        checkpoints.transform(folder, checkpoints.Output(folder / where, overwrite=True), DEEPER)
+        deepen(folder, folder / where, overwrite=True)
     assert contents(tmp_path) == before
 
 
@@ -155,7 +149,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(tmp_path, folder, monkey
     usage = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(CheckpointError, match="but 100 are free"):
-        checkpoints.transform(folder, tmp_path / "b", DEEPER)
+        deepen(folder, tmp_path / "b")
     assert not names(tmp_path)
 
 
@@ -171,9 +165,8 @@ def edited(folder: Path) -> Path:
 
 
 def orbax(folder: Path) -> Path:
-    checkpoints.write(
-        Loaded(CONFIG, tiny.params(CONFIG, dtype="float32")), checkpoints.Output(folder, "orbax")
-    )
+    model = Loaded(CONFIG, tiny.params(CONFIG, dtype="float32"))
+    checkpoints.write(model, Output(folder, "orbax"))
     return folder
 
 
@@ -190,7 +183,6 @@ def with_more(*files: str, make: Callable[[Path], Path] = saved) -> Callable[[Pa
 
 REFUSED = {
     "a project": (edited, "holds no checkpoint .*: .git/, thesis.tex. Choose another folder"),
-    "a thesis": (with_more("thesis.tex"), r"holds other files besides a checkpoint.*: thesis.tex\."),
     "a repository": (with_more(".git/"), r"holds other files besides a checkpoint.*: .git/\."),
     "weights of others": (with_more("optimizer.pt", "pytorch_model.bin"), r"optimizer.pt, pytorch_model.bin\."),
     "weights that look like a shard": (with_more("model-best-of-three.safetensors"), "model-best-of-three"),
@@ -227,32 +219,24 @@ def test_overwrite_is_not_advised_if_it_would_be_refused(tmp_path, folder, capsy
     assert "holds other files besides a checkpoint" in error and "--overwrite" not in error
 
 
-def as_downloaded(folder: Path) -> Path:
+def as_downloaded(folder: Path) -> None:
     """Save shards without a jaxgrow record, with the other files of a model on the hub."""
     saved(folder, shard=2000)
     (folder / "jaxgrow.json").unlink()
-    names = "README.md LICENSE .gitattributes generation_config.json vocab.json merges.txt"
-    for name in names.split():
+    for name in "README.md LICENSE .gitattributes generation_config.json vocab.json".split():  # noqa: SIM905
         (folder / name).write_text("")
-    return folder
 
 
-def an_empty_one(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
-@pytest.mark.parametrize("make", [as_downloaded, an_empty_one, orbax, saved])
+@pytest.mark.parametrize("make", [as_downloaded, Path.mkdir, orbax, saved])
 def test_checkpoints_and_empty_folders_are_replaced(tmp_path, folder, make):
-    checkpoints.transform(folder, checkpoints.Output(make(tmp_path / "b"), overwrite=True), DEEPER)
+    make(tmp_path / "b")
+    deepen(folder, tmp_path / "b", overwrite=True)
     assert checkpoints.load(tmp_path / "b")[0].layers == 5
     assert names(tmp_path) == ["b"]
 
 
 def test_a_dtype_that_is_not_written_is_refused(tmp_path):
-    params = jax.tree.map(
-        lambda x: x.astype(jax.numpy.float8_e4m3fn), CONFIG.init(jax.random.key(0))
-    )
+    params = tiny.params(CONFIG, dtype="float8_e4m3fn")
     message = "has dtype float8_e4m3fn, which is not written; convert it to one of float64, float32"
     with pytest.raises(CheckpointError, match=message):
         checkpoints.save(tmp_path / "a", CONFIG, params)
@@ -263,11 +247,11 @@ def test_what_came_along_with_a_model_is_a_part_of_it(tmp_path):
     source = saved(tmp_path / "a")
     (source / "labels.txt").write_text("cat")
     for _ in range(2):
-        checkpoints.transform(source, checkpoints.Output(tmp_path / "b", overwrite=True), DEEPER)
+        deepen(source, tmp_path / "b", overwrite=True)
     assert (tmp_path / "b/labels.txt").read_text() == "cat"
     (tmp_path / "b/more.txt").write_text("dog")
     with pytest.raises(CheckpointError, match=r"replaced: more\.txt"):
-        checkpoints.transform(source, checkpoints.Output(tmp_path / "b", overwrite=True), DEEPER)
+        deepen(source, tmp_path / "b", overwrite=True)
 
 
 def test_files_added_during_a_replacement_are_kept(tmp_path, folder):
@@ -286,16 +270,13 @@ def test_files_added_during_a_replacement_are_kept(tmp_path, folder):
 
 
 class Calls:
-    """Count the system calls of a block and interrupt one of them.
+    """Count the system calls of a block, before and after each one, and interrupt one of them."""
 
-    Each call counts twice: before and after it. Functions that only change the text of a path are
-    no system calls.
-    """
-
+    # These functions only change the text of a path.
     _OF_TEXT = frozenset(("fspath", "_path_normpath", "_path_splitroot", "_path_splitroot_ex"))
 
-    def __init__(self, at: int = -1, number: int = signal.SIGINT):
-        self.count, self._at, self._number = 0, at, number
+    def __init__(self, at: int):
+        self.count, self._at = 0, at
 
     def __enter__(self):
         sys.setprofile(self._seen)
@@ -305,18 +286,18 @@ class Calls:
         sys.setprofile(None)
 
     def _seen(self, frame, event, what):
-        where = (
-            getattr(what, "__module__", None) or type(getattr(what, "__self__", None)).__module__
-        )
+        of = getattr(what, "__self__", None)
+        where = getattr(what, "__module__", None) or type(of).__module__
         if event not in ("c_call", "c_return") or what.__name__ in self._OF_TEXT:
             return
         if where in ("posix", "fcntl", "io", "_io"):
             self.count += 1
             if self.count == self._at:
-                signal.raise_signal(self._number)
+                signal.raise_signal(signal.SIGINT)
 
 
 GPT2 = b'{"architectures": ["GPT2LMHeadModel"]}'
+TWO_RENAMES = ("CDLL", lambda name: object())  # without `renameat2`
 
 
 def model(folder: Path, numbers: bytes) -> None:
@@ -341,17 +322,12 @@ def rewritten(folder: Path) -> None:
 
 # about files that were interrupted before they had an owner
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize(
-    ("stands", "exchange"),
-    [(False, True), (True, True), (True, False)],
-    ids=["new", "exchange", "two renames"],
-)
-def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
-    tmp_path, monkeypatch, stands, exchange
-):
+@pytest.mark.parametrize("how", ["new", "exchange", "two renames"])
+def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(tmp_path, monkeypatch, how):
+    stands = how != "new"
     monkeypatch.setattr(folders, "_LATE", 0)  # no thread of Orbax writes here
-    if not exchange:
-        monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # without `renameat2`
+    if how == "two renames":
+        monkeypatch.setattr(ctypes, *TWO_RENAMES)
     outcomes: set[tuple[str, ...]] = set()
     for at in itertools.count(1):
         home = tmp_path / str(at)
@@ -371,10 +347,8 @@ def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
         if said == [f"{home / 'b'} is complete"]:
             expected = kept | {"b/config.json": GPT2, "b/model.safetensors": b"new"}
         else:
-            assert said in (
-                [],
-                [f"{home / 'b'} is unchanged" if stands else "nothing was written"],
-            ), at
+            old = f"{home / 'b'} is unchanged" if stands else "nothing was written"
+            assert said in ([], [old]), at
             expected = before
         assert contents(home) == expected, at
         # No empty folder remains.
@@ -385,35 +359,29 @@ def test_an_interrupt_leaves_the_old_or_new_folder_and_says_so(
     assert len(outcomes) == 3  # not begun, not done, done
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.EBUSY, "busy"), KeyboardInterrupt()], ids=["error", "interrupt"]
-)
-def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path, monkeypatch, error):
+def test_two_renames_of_which_the_second_fails_are_taken_back(tmp_path, monkeypatch):
     users(tmp_path, True)
     before = contents(tmp_path)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # without `renameat2`
+    monkeypatch.setattr(ctypes, *TWO_RENAMES)
     rename = os.rename
 
     def failing(a, b):
         if Path(a).name == "new":
-            raise error
+            raise OSError(errno.EBUSY, "busy")
         rename(a, b)
 
     monkeypatch.setattr(os, "rename", failing)
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(OSError, match="busy") as caught:
         rewritten(tmp_path)
     assert caught.value.__notes__ == [f"{tmp_path / 'b'} is unchanged"]
     assert contents(tmp_path) == before
 
 
 def test_a_replaced_folder_is_kept_if_it_is_the_last_copy(tmp_path, monkeypatch):
-    """If neither of two renames can be undone, a message says where the model is.
-
-    The next run restores it.
-    """
+    """If neither of two renames can be undone, a message says where it is. The next run restores it."""
     users(tmp_path, True)
     before = contents(tmp_path)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())  # without `renameat2`
+    monkeypatch.setattr(ctypes, *TWO_RENAMES)
     rename = os.rename
 
     def failing(a, b):
@@ -436,10 +404,9 @@ def test_a_replaced_folder_is_kept_if_it_is_the_last_copy(tmp_path, monkeypatch)
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name
-)
-@pytest.mark.parametrize("stands", [False, True], ids=["new", "replaced"])
+@pytest.mark.parametrize(("number", "stands"), [
+    (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, False),
+])  # fmt: skip
 def test_signals_end_the_command_cleanly_with_a_true_message(
     tmp_path, folder, capsys, monkeypatch, number, stands
 ):
@@ -448,12 +415,9 @@ def test_signals_end_the_command_cleanly_with_a_true_message(
     before = contents(tmp_path)
     command = ["convert", str(folder), str(tmp_path / "b"), "--to", "hf", "--overwrite"]
     write = safetensors.Tensor.copy
-    monkeypatch.setattr(
-        safetensors.Tensor,
-        "copy",
-        # interrupt at the first of many tensors
-        lambda *a: (write(*a), signal.raise_signal(number)),
-    )
+    # interrupt at the first of many tensors
+    interrupted = lambda *a: (write(*a), signal.raise_signal(number))  # noqa: E731
+    monkeypatch.setattr(safetensors.Tensor, "copy", interrupted)
     with python_handlers():
         assert main(command) == 128 + number
     said = f"{tmp_path / 'b'} is unchanged" if stands else "nothing was written"
@@ -480,9 +444,12 @@ def test_orbax_is_interrupted_when_its_threads_have_ended(
 
     orbax(tmp_path / "a")
     act, done = getattr(ocp, what), []
-    monkeypatch.setattr(
-        ocp, what, lambda *a: (signal.raise_signal(signal.SIGINT), act(*a), done.append(True))[1]
-    )
+
+    def interrupted(*a):
+        signal.raise_signal(signal.SIGINT)
+        return act(*a), done.append(True)
+
+    monkeypatch.setattr(ocp, what, lambda *a: interrupted(*a)[0])
     with python_handlers():
         assert main(["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "orbax"]) == 130
     assert done
@@ -492,10 +459,7 @@ def test_orbax_is_interrupted_when_its_threads_have_ended(
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path, folder, monkeypatch):
     """For example under `nohup`."""
-    place = folders._place
-    monkeypatch.setattr(
-        folders, "_place", lambda *a: (place(*a), signal.raise_signal(signal.SIGHUP))
-    )
+    monkeypatch.setattr(folders, "_place", lambda *a: signal.raise_signal(signal.SIGHUP))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert main(["convert", str(folder), str(tmp_path / "b"), "--to", "hf"]) == 0
@@ -519,14 +483,10 @@ sys.exit(jaxgrow_command.main())
 
 
 def test_an_interrupt_during_the_jax_import_has_no_traceback():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (
-        130,
-        "",
-        "interrupted; nothing was written\n",
-    )
+    command = [sys.executable, "-c", IMPORTING]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    expected = (130, "", "interrupted; nothing was written\n")
+    assert (done.returncode, done.stdout, done.stderr) == expected
 
 
 # --- other processes ---
@@ -544,62 +504,50 @@ def slow(self, out):
     time.sleep(1)
 safetensors.Tensor.copy = slow
 from jaxgrow.cli.program import main
-from jaxgrow.extras.models.modernbert import ModernBERTConfig
-from jaxgrow.models import BERTConfig
 main(sys.argv[1:])
 """
 
 
 def test_leftovers_of_a_killed_process_are_cleaned_up_later(tmp_path, folder):
     arguments = ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", "6"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, *arguments],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": ROOT},
-    )
-    assert process.stdout
-    with process.stdout:
-        assert process.stdout.readline() == b"copied\n"
-        with pytest.raises(
-            CheckpointError, match=f"another process is writing .*: process {process.pid} on "
-        ):
-            checkpoints.transform(folder, tmp_path / "b", DEEPER)
-        checkpoints.transform(folder, tmp_path / "c", DEEPER)  # no other process writes it
+    command = [sys.executable, "-c", KILLED, *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    with process.stdout as out:
+        assert out.readline() == b"copied\n"
+        says = f"another process is writing .*: process {process.pid} on "
+        with pytest.raises(CheckpointError, match=says):
+            deepen(folder, tmp_path / "b")
+        deepen(folder, tmp_path / "c")  # no other process writes it
         process.kill()
         process.wait()
     (left,) = [f for f in tmp_path.iterdir() if f.name not in "bc"]
-    checkpoints.transform(folder, tmp_path / "d", DEEPER)  # a write to d keeps the remains of b
+    deepen(folder, tmp_path / "d")  # a write to d keeps the remains of b
     assert left.exists()
     about = json.loads((left / "about.json").read_text())
     # Locks of another host may be invisible here.
     (left / "about.json").write_text(json.dumps(about | {"host": "another"}))
-    checkpoints.transform(folder, tmp_path / "b", DEEPER)
+    deepen(folder, tmp_path / "b")
     assert left.exists()
     (left / "about.json").write_text(json.dumps(about))
-    checkpoints.transform(folder, checkpoints.Output(tmp_path / "b", overwrite=True), DEEPER)
+    deepen(folder, tmp_path / "b", overwrite=True)
     assert names(tmp_path) == ["b", "c", "d"]
 
 
 def test_the_lock_is_on_a_file_that_is_open_for_writing(tmp_path, monkeypatch):
     """NFS and CIFS support locks only on such files."""
     fcntl = pytest.importorskip("fcntl")
-    modes = []
-    monkeypatch.setattr(
-        fcntl,
-        "flock",
-        lambda file, how: modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE),
-    )
-    with atomic_folder(tmp_path / "b", [], False), atomic_folder(tmp_path / "c", [], False):
+    modes, mode = [], lambda file: fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: modes.append(mode(file)))
+    with atomic_folder(tmp_path / "b", [], False):
         pass
-    assert modes == [os.O_RDWR] * 2
+    assert modes == [os.O_RDWR]
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
-def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch, caplog, number):
+def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch, caplog):
     fcntl = pytest.importorskip("fcntl")
 
     def refuse(file, how):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with caplog.at_level(logging.WARNING), atomic_folder(tmp_path / "b", [], False) as new:
@@ -607,38 +555,30 @@ def test_a_failed_lock_is_logged_and_the_folder_is_written(tmp_path, monkeypatch
         # Without this file, the folder is not mistaken for the remains of a killed process.
         assert not (new.parent / "about.json").exists()
     (line,) = caplog.messages
-    assert os.strerror(number) in line
-    assert "another process" not in line
+    assert "no locks" in line and "another process" not in line
     assert names(tmp_path) == ["b"]
 
 
-def test_a_system_without_locks_writes_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "fcntl", None)
-    users(tmp_path, True)
-    rewritten(tmp_path)
-    assert (tmp_path / "b/model.safetensors").read_bytes() == b"new"
-
-
-@pytest.mark.parametrize("config", [BERTConfig, ModernBERTConfig])
+@pytest.mark.parametrize("config", [
+    BERTConfig(vocab=32, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16, masked=0.25),
+    ModernBERTConfig(vocab=32, context=8, layers=3, embed=8, heads=2, head_dim=4, mlp=16, kv_heads=2, masked=0.25),
+])  # fmt: skip
 def test_encoders_with_any_masked_part_are_written(tmp_path, config):
     """The part of masked tokens is a setting of the training; `transformers` does not store it."""
-    sizes = dict(vocab=32, context=8, layers=1, embed=8, heads=2, head_dim=4, mlp=16)
-    sizes |= {"kv_heads": 2, "layers": 3} if config is ModernBERTConfig else {}
-    own = config(**sizes, masked=0.25)
-    params = own.init(jax.random.key(0))
-    checkpoints.save(tmp_path / "hf", own, params)
-    found, again = checkpoints.load(tmp_path / "hf")
-    assert found == replace(own, masked=found.masked)
-    jax.tree.map(np.testing.assert_array_equal, again, params)
+    checkpoints.save(tmp_path / "hf", config, tiny.params(config, dtype="float32"))
+    found, _ = checkpoints.load(tmp_path / "hf")
+    assert found == replace(config, masked=found.masked)
 
 
 @pytest.mark.parametrize("kind", ["hf", "orbax"])
 def test_a_lora_in_the_folder_of_a_model_is_not_left_behind(tmp_path, folder, kind):
-    checkpoints.transform(folder, checkpoints.Output(tmp_path / "a", kind), {})
+    checkpoints.transform(folder, Output(tmp_path / "a", kind), {})
     (tmp_path / "a" / "adapter_config.json").write_text("{}")
     source = checkpoints.open_checkpoint(tmp_path / "a")
-    with pytest.raises(CheckpointError, match="contains an adapter in addition"):
-        checkpoints.write(source, tmp_path / "b")
-    with pytest.raises(CheckpointError, match="contains an adapter in addition"):
-        checkpoints.transform(source, tmp_path / "b", DEEPER, optimizer=("copy", None))
+    for write in (
+        lambda to: checkpoints.write(source, to),
+        lambda to: checkpoints.transform(source, to, DEEPER, optimizer=("copy", None)),
+    ):
+        with pytest.raises(CheckpointError, match="contains an adapter in addition"):
+            write(tmp_path / "b")
     assert not (tmp_path / "b").exists()
