@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import lzma
 import os
 import shutil
@@ -11,6 +10,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
@@ -26,15 +26,21 @@ from train.extras.images.images import Images, read_images
 
 @pytest.fixture
 def data(tmp_path):
-    return Images(
-        "folder", str(tree(tmp_path / "tree")), valid_fraction=0.25, cache=str(tmp_path / "cache")
-    )
+    path, cache = str(tree(tmp_path / "tree")), str(tmp_path / "cache")
+    return Images("folder", path, valid_fraction=0.25, cache=cache)
 
 
 def whole(source) -> list[tuple[bytes, int]]:
     """Return every sample of a source without augmentation."""
     samples = (source.sample(i, np.random.default_rng(0)) for i in range(len(source)))
     return [(x.tobytes(), int(y)) for x, y in samples]
+
+
+def normalised(folder) -> set[tuple[bytes, int]]:
+    """Every image of a folder, with its class."""
+    files = [*Path(folder).rglob("*.png")]
+    images = [pixels.normalised_pixels(Image.open(file)).tobytes() for file in files]
+    return {*zip(images, (CLASSES.index(file.parent.name) for file in files), strict=True)}
 
 
 # --- reading ---
@@ -55,15 +61,10 @@ def test_digits_are_there_without_a_file():
 def test_a_sample_is_its_file_normalised(data):
     found = read_images(data)
     assert found.classes == CLASSES and found.shape == (12, 12, 3)
-    expected = {
-        (pixels.normalised_pixels(Image.open(file)).tobytes(), CLASSES.index(file.parent.name))
-        for file in Path(data.path).rglob("*.png")
-    }
-    assert set(whole(found.train)) | set(whole(found.valid)) == expected
+    assert {*whole(found.train), *whole(found.valid)} == normalised(data.path)
     x = pixels.normalised_pixels(Image.new("RGB", (1, 1), (255, 0, 128)))
-    np.testing.assert_allclose(
-        x[0, 0], [(1 - 0.485) / 0.229, -0.456 / 0.224, (128 / 255 - 0.406) / 0.225], rtol=1e-6
-    )
+    expected = [(1 - 0.485) / 0.229, -0.456 / 0.224, (128 / 255 - 0.406) / 0.225]
+    np.testing.assert_allclose(x[0, 0], expected, rtol=1e-6)
 
 
 def archived(data, kind: str, tmp_path) -> str:
@@ -85,48 +86,32 @@ def archived(data, kind: str, tmp_path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("kind", ["tar", "tar.xz", "tar.gz", "zip"])
+@pytest.mark.parametrize("kind", ["tar", "tar.xz", "zip"])
 def test_an_archive_is_its_folder(data, kind, tmp_path):
-    folder, archive = (
-        read_images(data),
-        read_images(replace(data, path=archived(data, kind, tmp_path))),
-    )
+    paths = (data.path, archived(data, kind, tmp_path))
+    folder, archive = (read_images(replace(data, path=path)) for path in paths)
     assert archive.classes == folder.classes
     assert whole(archive.train) == whole(folder.train)
     assert whole(archive.valid) == whole(folder.valid)
 
 
-def test_gray_images_have_one_channel_and_mixed_ones_three(tmp_path, data):
-    gray = replace(data, path=str(tree(tmp_path / "gray", mode="L")))
-    found = read_images(gray)
+def test_gray_images_have_one_channel_and_mixed_ones_three(tmp_path, data, monkeypatch):
+    gray, saved, save = replace(data, path=str(tree(tmp_path / "gray", mode="L"))), [], np.save
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", lambda file, x: (saved.append(np.ndim(x)), save(file, x)))
+        found = read_images(gray)
     assert found.shape == (12, 12, 1)
-    expected = {
-        pixels.normalised_pixels(Image.open(file)).tobytes()
-        for file in Path(gray.path).rglob("*.png")
-    }
-    assert {x for x, _ in whole(found.train) + whole(found.valid)} == expected
+    assert saved == [1]  # the labels; the images are not copied in memory
+    assert {*whole(found.train), *whole(found.valid)} == normalised(gray.path)
     picture(0).save(Path(gray.path) / "ant" / "0.png")
     assert read_images(gray).shape == (12, 12, 3)
 
 
-def test_gray_images_are_not_copied_in_memory(tmp_path, data, monkeypatch):
-    saved = []
-    save = np.save
-    monkeypatch.setattr(np, "save", lambda file, x: (saved.append(np.ndim(x)), save(file, x)))
-    found = read_images(replace(data, path=str(tree(tmp_path / "gray", mode="L"))))
-    assert found.shape == (12, 12, 1)
-    assert saved == [1]  # the labels
-
-
-def test_images_of_all_sizes_are_brought_to_one(tmp_path, data):
-    mixed = replace(data, path=str(tree(tmp_path / "mixed", count=4)))
-    picture(7, (20, 16)).save(Path(mixed.path) / "bee" / "4.png")
-    message = (
-        r"bee/4.png in .* 20 x 16 pixels, (but .* 12 x 12|which is not a square); set data.size"
-    )
-    with pytest.raises(UserError, match=message):
-        read_images(mixed)
-    found = read_images(replace(mixed, size=10))
+def test_images_of_all_sizes_are_brought_to_one(data):
+    picture(7, (20, 16)).save(Path(data.path) / "bee" / "4.png")
+    with pytest.raises(UserError, match=r"bee/4.png in .* 20 x 16 pixels, but .* 12 x 12; set"):
+        read_images(data)
+    found = read_images(replace(data, size=10))
     assert found.shape == (10, 10, 3)
     assert {len(x) for x, _ in whole(found.train)} == {10 * 10 * 3 * 4}
 
@@ -157,16 +142,13 @@ def test_the_folders_of_splits_are_splits(tmp_path, data, archive):
     for split, count in (("val", 3), ("test", 2)):
         tree(tmp_path / "splits" / split, count=count)
     splits = replace(data, path=str(tmp_path / "splits"))
-    found = read_images(
-        replace(splits, path=archived(splits, "zip", tmp_path)) if archive else splits
-    )
+    path = archived(splits, "zip", tmp_path) if archive else splits.path
+    found = read_images(replace(splits, path=path))
     assert found.classes == CLASSES
     assert (len(found.train), len(found.valid)) == (24, 9)
-    alone = [
-        read_images(replace(data, path=f"{splits.path}/{split}")) for split in ("train", "val")
-    ]
-    of = [sorted(whole(split.train) + whole(split.valid)) for split in alone]
-    assert [sorted(whole(found.train)), sorted(whole(found.valid))] == of
+    for split, images in (("train", found.train), ("val", found.valid)):
+        alone = read_images(replace(data, path=f"{splits.path}/{split}"))
+        assert sorted(whole(images)) == sorted(whole(alone.train) + whole(alone.valid))
     picture(0).save(tmp_path / "splits" / "val" / "0.png")  # as in the archive of ImageNet
     with pytest.raises(UserError, match=r"val/0.png in .* no training image is of this class"):
         read_images(splits)
@@ -229,16 +211,12 @@ def test_decoding_that_fails_leaves_nothing_behind(data, monkeypatch):
 # --- validation split ---
 
 
-@pytest.mark.parametrize("fraction", [0.5, 0.25, 0.1])
-def test_training_and_validation_images_are_a_partition(data, fraction):
-    found = read_images(replace(data, valid_fraction=fraction))
+def test_training_and_validation_images_are_a_partition(data):
+    found = read_images(data)
     train, valid = set(whole(found.train)), set(whole(found.valid))
-    assert not train & valid
-    assert len(train | valid) == 24
-    assert abs(len(valid) - 24 * fraction) < 1
-    if fraction == 0.25:
-        assert {y for _, y in valid} == {0, 1, 2}
-        assert whole(read_images(data).valid) == whole(found.valid)
+    assert not train & valid and (len(train), len(valid)) == (18, 6)
+    assert {y for _, y in valid} == {0, 1, 2}
+    assert whole(read_images(data).valid) == whole(found.valid)
 
 
 # --- errors ---
@@ -255,13 +233,12 @@ def damage(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (shutil.rmtree, r"there are no images at .*/tree"),
     (lambda folder: [file.unlink() for file in folder.rglob("*.png")],
      r"no images in .*/tree: there is no .jpg, .jpeg or .png file"),
     (only_one_class, "are of one class, 'ant'"),
     (lambda folder: picture(0).save(folder / "stray.png"), r"stray.png in .* has no class"),
     (damage, r"cannot read bee/3.png in .*/tree"),
-], ids=["absent", "empty", "one class", "outside of a class", "damaged"])  # fmt: skip
+], ids=["empty", "one class", "outside of a class", "damaged"])  # fmt: skip
 def test_folders_that_hold_no_classes_of_images_are_refused(data, change, says):
     change(Path(data.path))
     with pytest.raises(UserError, match=says):
@@ -271,13 +248,11 @@ def test_folders_that_hold_no_classes_of_images_are_refused(data, change, says):
 
 def test_a_damaged_archive_is_named(tmp_path, data):
     path = tmp_path / "damaged.tar.xz"
-    path.write_bytes(lzma.compress(b"no archive"))
-    with pytest.raises(UserError, match=r"cannot read .*/damaged.tar.xz"):
-        read_images(replace(data, path=str(path)))
-    whole = Path(archived(data, "tar.xz", tmp_path)).read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"cannot read .*/damaged.tar.xz"):
-        read_images(replace(data, path=str(path)))
+    packed = Path(archived(data, "tar.xz", tmp_path)).read_bytes()
+    for content in (lzma.compress(b"no archive"), packed[: len(packed) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"cannot read .*/damaged.tar.xz"):
+            read_images(replace(data, path=str(path)))
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
@@ -286,26 +261,13 @@ def test_what_is_not_installed_is_named(monkeypatch):
         read_images(Images())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"source": "folder"}, "needs data.path"),
-        ({"source": "tfds"}, "needs data.name"),
-        ({"valid_fraction": 0.0}, "valid_fraction must be between 0 and 0.5, but is 0.0"),
-        ({"size": 0}, "size must be at least one pixel, but is 0"),
-    ],
-)
-def test_settings_that_cannot_be(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Images(**wrong)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"erasing": 1.5}, {"smoothing": -0.1}, {"mixup": -1.0}, {"randaugment": -1}]
-)
-def test_augmentation_that_cannot_be(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} .*{next(iter(wrong.values()))}"):
-        Augment(**wrong)
+@pytest.mark.parametrize(("kind", "name", "value"), [
+    *((Images, *wrong) for wrong in (("valid_fraction", 0.0), ("size", 0))),
+    *((Augment, *w) for w in (("erasing", 1.5), ("smoothing", -0.1), ("mixup", -1.0), ("randaugment", -1))),
+])  # fmt: skip
+def test_settings_that_cannot_be(kind, name, value):
+    with pytest.raises(ValueError, match=f"{name} .*{value}"):
+        kind(**{name: value})
 
 
 # --- tensorflow-datasets ---
@@ -328,44 +290,29 @@ def test_a_tfds_set_stays_encoded_and_keeps_its_split(tmp_path):
     samples = [found.train.sample(i, np.random.default_rng(0)) for i in range(6)]
     assert {x.shape for x, _ in samples} == {(8, 8, 3)}
     assert sorted(int(y) for _, y in samples) == [0, 0, 1, 1, 2, 2]
-    expected = {
-        pixels.normalised_pixels(pixels.central_crop(picture(i, (10 + i, 12)), 8)).tobytes()
-        for i in range(2)
-    }
+    crops = (pixels.central_crop(picture(i, (10 + i, 12)), 8) for i in range(2))
+    expected = {pixels.normalised_pixels(crop).tobytes() for crop in crops}
     assert {x for x, _ in whole(found.valid)} == expected
     message = r"images of tiny_pictures are not all squares of one size; set data.size"
     with pytest.raises(UserError, match=message):
         read_images(replace(data, size=None))
 
 
-def test_an_unknown_tfds_set_is_refused(tmp_path):
-    with pytest.raises(UserError, match="tensorflow-datasets cannot prepare 'no_such_pictures'"):
-        read_images(Images("tfds", str(tmp_path), "no_such_pictures"))
-
-
 # --- augmentation ---
 
 
-def drawn(
-    augment: Augment, count: int = 50, size=(12, 12), seed: int = 0, image=None, to: int = 12
-):
-    image = picture(3, size) if image is None else image
-    rng = np.random.default_rng(seed)
+def drawn(augment: Augment, count: int = 50, size=(12, 12), image=None, to: int = 12):
+    image, rng = picture(3, size) if image is None else image, np.random.default_rng(0)
     return [pixels.changed(image, augment, to, rng) for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-    "augment", [Augment(crop="pad", flip=True), DEIT], ids=["shift and flip", "DeiT"]
-)
+@pytest.mark.parametrize("augment", [Augment(crop="pad", flip=True), DEIT])
 def test_a_sample_is_pure_in_its_generator(data, augment):
     source = read_images(replace(data, augment=augment)).train
 
-    def sample(seed):
-        return source.sample(2, np.random.default_rng(seed))
-
-    for one, two in zip(sample(0), sample(0), strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert any((sample(0)[0] != sample(seed)[0]).any() for seed in (1, 2))
+    one, again, other, third = (source.sample(2, np.random.default_rng(i)) for i in (0, 0, 1, 2))
+    chex.assert_trees_all_equal(one, again)
+    assert (one[0] != other[0]).any() or (one[0] != third[0]).any()
 
 
 def test_validation_is_never_augmented(data):
@@ -394,10 +341,8 @@ def test_a_resized_crop_shows_a_part_of_the_image_enlarged():
     The crop covers at least 8 % of the area, with an aspect ratio from 3/4 to 4/3.
     """
     ramp = Image.fromarray(np.tile(np.arange(256, dtype=np.uint8), (256, 1)))
-    wide = [
-        (x[4, -1, 0] - x[4, 0, 0]) / 2
-        for x in drawn(Augment(crop="resized"), 200, image=ramp, to=32)
-    ]
+    crops = drawn(Augment(crop="resized"), 200, image=ramp, to=32)
+    wide = [(x[4, -1, 0] - x[4, 0, 0]) / 2 for x in crops]
     assert 0.2 < min(wide) < 0.4 and 0.9 < max(wide) <= 1.0
     # No rectangle fits.
     assert pixels._rectangle(100, 2, (1.0, 1.0), 1.001, np.random.default_rng(0)) is None
@@ -405,15 +350,15 @@ def test_a_resized_crop_shows_a_part_of_the_image_enlarged():
     assert {x.shape for x in strip} == {(8, 8, 3)}
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", pixels.OPERATIONS)
-def test_operations_of_randaugment_keep_size_and_mode(name, mode):
-    image = picture(5, (40, 30), mode).point(lambda v: 40 + v // 2)
-    for level in (-1.0, -0.5, 0.5, 1.0):
-        found = pixels.OPERATIONS[name](image, level)
-        assert (found.size, found.mode) == (image.size, mode)
-        if (name, mode) != ("color", "L"):  # Gray images have no color to change.
-            assert found.tobytes() != image.tobytes()
+def test_operations_of_randaugment_keep_size_and_mode(name):
+    for mode in ("RGB", "L"):
+        image = picture(5, (40, 30), mode).point(lambda v: 40 + v // 2)
+        for level in (-1.0, -0.5, 0.5, 1.0):
+            found = pixels.OPERATIONS[name](image, level)
+            assert (found.size, found.mode) == (image.size, mode)
+            if (name, mode) != ("color", "L"):  # Gray images have no color to change.
+                assert found.tobytes() != image.tobytes()
 
 
 def test_operations_by_hand():
@@ -434,9 +379,8 @@ def test_operations_by_hand():
 
 def test_randaugment_applies_each_operation_half_the_time(monkeypatch):
     levels = []
-    monkeypatch.setattr(
-        pixels, "OPERATIONS", {"record": lambda image, level: levels.append(level) or image}
-    )
+    record = {"record": lambda image, level: levels.append(level) or image}
+    monkeypatch.setattr(pixels, "OPERATIONS", record)
     drawn(Augment(randaugment=2), 1000)
     assert 900 < len(levels) < 1100
     assert abs(np.mean(np.abs(levels)) - 0.9) < 0.01 and 0.03 < np.std(np.abs(levels)) < 0.05
@@ -451,9 +395,7 @@ def test_erasing_makes_noise_of_a_rectangle():
     assert 60 < len(erased) < 140
 
 
-@pytest.mark.parametrize(
-    "augment", [Augment(mixup=0.8), Augment(cutmix=1.0), DEIT], ids=["mixup", "cutmix", "DeiT"]
-)
+@pytest.mark.parametrize("augment", [Augment(mixup=0.8), Augment(cutmix=1.0), DEIT])
 def test_targets_are_probabilities(data, augment):
     source, rng = read_images(replace(data, augment=augment)).train, np.random.default_rng(0)
     for i in range(len(source)):
@@ -463,11 +405,8 @@ def test_targets_are_probabilities(data, augment):
 
 
 def test_mixup_and_cutmix_mix_targets_in_proportion():
-    zero, one, rng = (
-        np.zeros((20, 30, 3), np.float32),
-        np.ones((20, 30, 3), np.float32),
-        np.random.default_rng(0),
-    )
+    rng, zero = np.random.default_rng(0), np.zeros((20, 30, 3), np.float32)
+    one = zero + 1
     shares = {"mixup": [], "cutmix": []}
     for name, found in shares.items():
         for _ in range(200):
@@ -476,20 +415,16 @@ def test_mixup_and_cutmix_mix_targets_in_proportion():
             assert len(np.unique(x)) <= (1 if name == "mixup" else 2)
             found.append(share)
     assert abs(np.mean(shares["mixup"]) - 0.5) < 0.06  # Beta(1, 1)
-    both = [
-        pixels.mixed_pixels(one, zero, Augment(mixup=1.0, cutmix=1.0), rng)[1] for _ in range(400)
-    ]
-    cut = sum(set(np.unique(x)) <= {0.0, 1.0} for x in both)
-    assert 150 < cut < 250
+    both = Augment(mixup=1.0, cutmix=1.0)
+    mixed = [pixels.mixed_pixels(one, zero, both, rng)[1] for _ in range(400)]
+    assert 150 < sum(set(np.unique(x)) <= {0.0, 1.0} for x in mixed) < 250
 
 
 def test_label_smoothing():
     np.testing.assert_allclose(pixels.smooth_label(1, 4, 0.2), [0.05, 0.85, 0.05, 0.05], rtol=1e-6)
-    x, y = pixels.augmented_sample(
-        (picture(0), 2), None, Augment(), 12, 4, np.random.default_rng(0)
-    )
+    rng = np.random.default_rng(0)
+    x, y = pixels.augmented_sample((picture(0), 2), None, Augment(), 12, 4, rng)
     assert y == 2 and y.dtype == np.int32
-    assert json.dumps(y.tolist()) == "2"
     np.testing.assert_array_equal(x, pixels.normalised_pixels(picture(0)))
 
 
@@ -516,25 +451,18 @@ def test_the_files_of_mnist_are_read(mnist):
     split = read_images(Images("idx", str(mnist)))
     assert split.shape == (28, 28, 1) and split.classes == tuple("012345")
     assert (len(split.train), len(split.valid)) == (6, 4)
-    pixels, label = split.valid.sample(2, np.random.default_rng(0))
     raw = gzip.decompress((mnist / "t10k-images-idx3-ubyte.gz").read_bytes())[16:]
-    expected = np.frombuffer(raw, np.uint8).reshape(4, 28, 28)[2]
-    np.testing.assert_allclose(pixels[..., 0], (expected / 255 - 0.5) / 0.5, atol=1e-6)
-    assert label == 2
+    image = Image.fromarray(np.frombuffer(raw, np.uint8).reshape(4, 28, 28)[2])
     large = read_images(Images("idx", str(mnist), size=32))
-    image = Image.fromarray(expected).resize((32, 32), Image.Resampling.BICUBIC)
-    pixels, _ = large.valid.sample(2, np.random.default_rng(0))
-    np.testing.assert_allclose(pixels[..., 0], (np.asarray(image) / 255 - 0.5) / 0.5, atol=1e-6)
+    resized = image.resize((32, 32), Image.Resampling.BICUBIC)
+    for of, expected in ((split, image), (large, resized)):
+        pixels, label = of.valid.sample(2, np.random.default_rng(0))
+        assert label == 2
+        expected = (np.asarray(expected) / 255 - 0.5) / 0.5
+        np.testing.assert_allclose(pixels[..., 0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "change", "says"), [
-    ("t10k-labels-idx1-ubyte.gz", lambda f: f.unlink(), "there is no t10k-labels-idx1-ubyte"),
-    ("train-images-idx3-ubyte.gz", lambda f: f.write_bytes(gzip.compress(gzip.decompress(f.read_bytes())[:-1])),
-     "train-images-idx3-ubyte.gz is damaged"),
-    ("train-images-idx3-ubyte.gz", lambda f: f.write_bytes(f.read_bytes()[:-9]), "cannot read"),
-    ("train-labels-idx1-ubyte.gz", lambda f: idx_file(f, np.zeros(5, np.uint8)), "one label for each"),
-])  # fmt: skip
-def test_damaged_files_of_mnist_are_named(mnist, name, change, says):
-    change(mnist / name)
-    with pytest.raises(UserError, match=says):
+def test_mnist_has_one_label_for_each_image(mnist):
+    idx_file(mnist / "train-labels-idx1-ubyte.gz", np.zeros(5, np.uint8))
+    with pytest.raises(UserError, match="one label for each"):
         read_images(Images("idx", str(mnist)))

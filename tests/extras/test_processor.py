@@ -14,15 +14,12 @@ from train.extras.images.images import Images, read_images
 from train.extras.images.processor import (
     FILE,
     Normal,
-    default_normal,
     normal_in,
-    processor_settings,
 )
 from train.extras.labelled.downstream import FineTuning
 
-VIT = ViTConfig(
-    image=8, patch=4, channels=3, classes=2, layers=1, embed=8, heads=2, head_dim=4, mlp=8
-)
+SIZES = dict(layers=1, embed=8, heads=2, head_dim=4, mlp=8)
+VIT = ViTConfig(image=8, patch=4, channels=3, classes=2, **SIZES)
 USUAL = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
@@ -51,23 +48,18 @@ def test_a_downloaded_model_keeps_its_own_normalisation(home, known):
     pixels, _ = read_images(tuned.data).valid.sample(0, np.random.default_rng(0))  # type: ignore[arg-type]
     mean, std = (np.array(known[key]) for key in ("image_mean", "image_std"))
     np.testing.assert_allclose(pixels[3, 3], (np.array([1, 0, 0.2]) - mean) / std, atol=1e-6)
-    settings = tuned.data
-    assert isinstance(settings, Images)
-    normal = Normal(settings.mean, settings.std) if settings.mean else default_normal(3)
-    written = processor_settings(normal, 8, 8)
+    tuned.data.write_inputs(home, VIT, home)
+    written = json.loads((home / FILE).read_text())
     assert {key: pytest.approx(written[key]) for key in known} == known
 
 
-@pytest.mark.parametrize(
-    ("about", "says"),
-    [
-        ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.00784.* is not supported"),
-        ({"do_rescale": False}, "images are not scaled by 1/255"),
-        ({"image_mean": None}, "image_mean and image_std are .* should be lists of numbers"),
-        ({"image_std": [0.5, 0.0, 0.5]}, "image_std must be positive"),
-        ({"image_std": [0.5]}, "must have the same length"),
-    ],
-)
+@pytest.mark.parametrize(("about", "says"), [
+    ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.00784.* is not supported"),
+    ({"do_rescale": False}, "images are not scaled by 1/255"),
+    ({"image_mean": None}, "image_mean and image_std are .* should be lists of numbers"),
+    ({"image_std": [0.5, 0.0, 0.5]}, "image_std must be positive"),
+    ({"image_std": [0.5]}, "must have the same length"),
+])  # fmt: skip
 def test_a_normalisation_that_is_not_supported_is_refused(home, about, says):
     with pytest.raises(UserError, match=says):
         normal_in(given(home, HALF | about))

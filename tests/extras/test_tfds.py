@@ -22,10 +22,8 @@ class TinyDocs(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager):
-        return {
-            "train": self._generate_examples("train", 6),
-            "validation": self._generate_examples("valid", 2),
-        }
+        parts = {"train": ("train", 6), "validation": ("valid", 2)}
+        return {split: self._generate_examples(*part) for split, part in parts.items()}
 
     def _generate_examples(self, name, count):
         for i in range(count):
@@ -47,17 +45,11 @@ def test_a_tfds_corpus_is_prepared_and_read_without_tensorflow(docs):
     assert sorted(other.train.tobytes().decode().split("\0")) == ["", *map(str, range(6))]
 
 
-def test_a_missing_tfds_feature_is_refused_with_known_ones(docs):
-    with pytest.raises(
-        UserError, match=r"tiny_docs has no feature 'body', only .*text.*title.*; set data.field"
-    ):
-        read_tokens(replace(docs, field="body"))
-    with pytest.raises(
-        UserError, match=r"feature .number. of tiny_docs is not text, but .*; set data.field"
-    ):
-        read_tokens(replace(docs, field="number"))
-
-
-def test_an_unknown_tfds_corpus_is_refused(docs):
-    with pytest.raises(UserError, match="tensorflow-datasets cannot prepare 'no_such_docs'"):
-        read_tokens(replace(docs, name="no_such_docs"))
+@pytest.mark.parametrize(("change", "says"), [
+    ({"field": "body"}, r"tiny_docs has no feature 'body', only .*text.*title.*; set data.field"),
+    ({"field": "number"}, r"feature .number. of tiny_docs is not text, but .*; set data.field"),
+    ({"name": "no_such_docs"}, "tensorflow-datasets cannot prepare 'no_such_docs'"),
+])  # fmt: skip
+def test_unknown_datasets_and_features_are_refused(docs, change, says):
+    with pytest.raises(UserError, match=says):
+        read_tokens(replace(docs, **change))
