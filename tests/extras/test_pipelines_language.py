@@ -20,29 +20,22 @@ pytestmark = pytest.mark.interop
 hf, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
 
 
-@pytest.fixture(
-    scope="module",
-    params=["gpt2-bytes", "llama-pieces", "gpt2-pieces", "bert-bytes", "modernbert-pieces"],
-)
+KINDS = ["gpt2-bytes", "llama-pieces", "bert-bytes", "modernbert-pieces"]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def trained(request, tmp_path_factory):
     """Train a model, and return the experiment, the folder of the run, its result, and the export."""
     family, kind = request.param.split("-")
     home = tmp_path_factory.mktemp("home")
-    valid = next(iter(runs.corpus(home / "held").glob("0.txt")))
+    valid = runs.corpus(home / "held", 1) / "0.txt"
     name = "bytes" if kind == "bytes" else pieces(home, family)
-    data = Data(
-        "text",
-        str(runs.corpus(home)),
-        valid_path=str(valid),
-        tokenizer=name,
-        cache=str(home / "cache"),
-    )
+    paths = {"path": str(runs.corpus(home)), "valid_path": str(valid)}
+    data = Data("text", **paths, tokenizer=name, cache=str(home / "cache"))
     config = replace(FAMILIES[family], vocab=256 if kind == "bytes" else 300)
     if family == "modernbert":  # saved only if the number of layers is a multiple of the period
         config = replace(config, layers=3)
-    experiment = runs.experiment(
-        home, name=request.param, model=config, data=data, batch=4, eval_batches=1
-    )
+    experiment = runs.experiment(home, model=config, data=data, batch=4, eval_batches=1)
     result = run_experiment(experiment, home / "run")
     runs.export(home / "run", home / "hf")
     return experiment, home / "run", result, home / "hf", valid.read_text()
@@ -60,10 +53,7 @@ def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
 def scores(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     each = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     losses = -np.take_along_axis(each, targets[..., None], -1)
-    return {
-        "val_loss": float(losses.mean()),
-        "val_accuracy": float((logits.argmax(-1) == targets).mean()),
-    }
+    return {"val_loss": losses.mean(), "val_accuracy": (logits.argmax(-1) == targets).mean()}
 
 
 def test_the_export_has_the_loss_and_the_accuracy_of_the_run(trained):
@@ -74,21 +64,14 @@ def test_the_export_has_the_loss_and_the_accuracy_of_the_run(trained):
     source = experiment.data.sources(model)[1][""]
     tokens = np.array([*tokenizer(text, add_special_tokens=False)["input_ids"], end or 0])
     np.testing.assert_array_equal(source.tokens[: len(tokens)], tokens)
-    found = []
-    for inputs, targets in batches.validation_batches(
-        source, experiment.batch, experiment.eval_batches
-    ):
-        if is_masked(experiment):
-            theirs = hf.AutoModelForMaskedLM.from_pretrained(folder)
-            every = logits(theirs, inputs["tokens"])
-            found.append(
-                scores(np.take_along_axis(every, inputs["positions"][..., None], 1), targets)
-            )
-        else:
-            theirs = hf.AutoModelForCausalLM.from_pretrained(folder)
-            found.append(scores(logits(theirs, inputs), targets))
-    for name in ("val_loss", "val_accuracy"):
-        assert np.mean([one[name] for one in found]) == pytest.approx(result[name], abs=1e-5)
+    [(inputs, targets)] = batches.validation_batches(source, experiment.batch, 1)
+    if is_masked(experiment):
+        every = logits(hf.AutoModelForMaskedLM.from_pretrained(folder), inputs["tokens"])
+        found = np.take_along_axis(every, inputs["positions"][..., None], 1)
+    else:
+        found = logits(hf.AutoModelForCausalLM.from_pretrained(folder), inputs)
+    for name, value in scores(found, targets).items():
+        assert value == pytest.approx(result[name], abs=1e-5)
 
 
 def test_a_pipeline_continues_or_fills_raw_text_as_the_run(trained):
