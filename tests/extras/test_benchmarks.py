@@ -33,9 +33,8 @@ def test_what_runs_alone_answers_fails_dies_or_is_ended():
 def test_the_directions_that_matrices_use():
     orthogonal = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
     copied = np.repeat(orthogonal[:2], 2, 0)  # two copies of each row
-    np.testing.assert_allclose(
-        anatomy.used(np.stack([orthogonal, 3 * orthogonal, copied])), [1, 1, 0.5]
-    )
+    found = anatomy.used(np.stack([orthogonal, 3 * orthogonal, copied]))
+    np.testing.assert_allclose(found, [1, 1, 0.5])
     # rank 1 of 2
     np.testing.assert_allclose(anatomy.used(np.outer([1.0, 2.0], [1.0, 1.0, 3.0])[None]), 0.5)
 
@@ -57,12 +56,8 @@ def test_rows_are_available_when_added_and_after_reloading(tmp_path):
         assert ("0" in found) == (i == 1)
         found.add(str(i), {"seconds": 0.123456})
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert lines == [
-        {"date": 0},
-        {"name": "0", "seconds": 0.1235},
-        {"date": 1},
-        {"name": "1", "seconds": 0.1235},
-    ]
+    rows = [{"name": name, "seconds": 0.1235} for name in "01"]
+    assert lines == [{"date": 0}, rows[0], {"date": 1}, rows[1]]
     assert found["0"]["seconds"] == 0.1235 and Rows(None, {}).add("x", {}) is None
 
 
@@ -83,17 +78,12 @@ def test_rows_are_experiments_whose_meshes_their_machines_have(config, on):
 
 
 def test_the_parts_on_a_device_fit_into_its_minutes():
-    parts = list(on_device.measurements(on_device.REAL))
-    assert sum(seconds for _, seconds, *_ in parts) <= 25 * 60 and len(
-        {name for name, *_ in parts}
-    ) == len(parts)
+    names, seconds, *_ = zip(*on_device.measurements(on_device.REAL), strict=False)
+    assert sum(seconds) <= 25 * 60 and len(set(names)) == len(names)
 
 
 def test_nanogpts_count():
-    """A token costs six FLOPs per parameter.
-
-    Each layer has 12 D^2 + 13 D parameters with biases; the embedding is added.
-    """
+    """A token costs six FLOPs per parameter; a layer has 12 D^2 + 13 D of them."""
     width, vocab, length = 768, 50304, 1024
     numbers = 12 * (12 * width**2 + 13 * width) + 2 * width + vocab * width
     assert on_device.nanogpt_flops(on_device.BASE, 1) == 6 * numbers + 12 * 12 * width * length
@@ -102,17 +92,19 @@ def test_nanogpts_count():
 @pytest.mark.slow
 def test_everything_on_a_device_is_rehearsed(tmp_path, monkeypatch, capsys):
     path = tmp_path / "rows.jsonl"
-    monkeypatch.setattr(sys, "argv", ["on_device", "--rehearse", "--json", str(path)])
-    on_device.main()
+
+    def rehearse(*more):
+        arguments = ["on_device", "--rehearse", "--json", str(path), *more]
+        monkeypatch.setattr(sys, "argv", arguments)
+        on_device.main()
+
+    rehearse()
     rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
     assert len(rows) == 14 and not [row for row in rows if "failed" in row]
-    on_device.main()
+    rehearse()
     assert len(path.read_text().splitlines()) == 15  # measurements are not repeated
     path.unlink()
-    monkeypatch.setattr(
-        sys, "argv", ["on_device", "--rehearse", "--minutes", "0", "--json", str(path)]
-    )
-    on_device.main()
+    rehearse("--minutes", "0")
     assert not path.exists() and "left out, it may take 110 s" in capsys.readouterr().out
 
 
@@ -130,14 +122,7 @@ def test_the_first_hour_is_measured_beside_its_old_values(capsys, monkeypatch):
     monkeypatch.setitem(first_hour.FIGURES, "pytest", first_hour.Figure(fails, "8", "5"))
     monkeypatch.setattr(sys, "argv", ["first_hour", "pytest"])
     first_hour.main()
-    assert capsys.readouterr().out.splitlines()[-1].split() == [
-        "pytest",
-        "failed",
-        "8",
-        "5",
-        "It",
-        "fails:",
-        "why",
-    ]
+    said = capsys.readouterr().out.splitlines()[-1].split()
+    assert said == ["pytest", "failed", "8", "5", "It", "fails:", "why"]
     readme = (first_hour.ROOT / "README.md").read_text()
     assert len(re.findall(r"python -m train\.compare", readme)) == 1 == readme.count("```python")

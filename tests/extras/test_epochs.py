@@ -1,8 +1,8 @@
 """``epochs`` in place of ``steps``: the number of steps follows from the corpus of the run."""
 
-import dataclasses
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import runs
@@ -29,15 +29,15 @@ def by_epochs(folder, epochs=2.0, **changes):
     return runs.experiment(folder, steps=0, epochs=epochs, **changes)
 
 
-@pytest.mark.parametrize("files", [8, 16])
-def test_the_steps_follow_from_the_corpus(tmp_path, files):
+def test_the_steps_follow_from_the_corpus(tmp_path):
     experiment = by_epochs(tmp_path)
-    runs.corpus(tmp_path, files)
-    samples = len(experiment.data.sources(experiment.model)[0])
-    found = with_steps(experiment)
-    assert (found.steps, found.epochs) == (round(2 * samples / experiment.batch), None)
+    for files in (8, 16):
+        runs.corpus(tmp_path, files)
+        samples = len(experiment.data.sources(experiment.model)[0])
+        found = with_steps(experiment)
+        assert (found.steps, found.epochs) == (round(2 * samples / experiment.batch), None)
     assert with_steps(found) == found
-    assert with_steps(dataclasses.replace(experiment, epochs=1e-6)).steps == 1
+    assert with_steps(replace(experiment, epochs=1e-6)).steps == 1
 
 
 def test_the_stages_of_a_method_are_fractions_of_the_steps(tmp_path):
@@ -58,36 +58,24 @@ def test_an_override_of_one_replaces_the_other(tmp_path):
     of_steps = runs.script(tmp_path, runs.experiment(tmp_path, name="steps"))
     of_epochs = runs.script(tmp_path, by_epochs(tmp_path, name="epochs"))
     expected = with_steps(by_epochs(tmp_path)).steps
-    assert (
-        load_experiment(of_steps, ["epochs=2"]).steps
-        == load_experiment(of_epochs).steps
-        == expected
-    )
-    assert (
-        load_experiment(of_epochs, ["steps=5"]).steps
-        == load_experiment(of_epochs, ["epochs=3", "steps=5"]).steps
-        == 5
-    )
-    assert load_experiment(f"{of_steps}:epochs=2", ["steps=5"]).steps == expected
-    for override, says in (
-        ("epochs=None", "steps must be at least 1, but is 0: set steps, or epochs"),
-        ("epochs=0", "epochs must be positive and finite, but is 0.0"),
-        ("epochs=1e999", "epochs must be positive and finite, but is inf"),
+    for text, overrides, steps in (
+        (of_steps, ["epochs=2"], expected),
+        (of_epochs, [], expected),
+        (of_epochs, ["epochs=3", "steps=5"], 5),
+        (f"{of_steps}:epochs=2", ["steps=5"], expected),
     ):
-        with pytest.raises(UserError, match=says):
-            load_experiment(of_epochs, [override])
-    with pytest.raises(ValueError, match=r"steps=8 and epochs=2.0 both set .* leave out one"):
-        runs.experiment(tmp_path, epochs=2.0)
+        assert load_experiment(text, overrides).steps == steps
+    for value, says in (("0", "0.0"), ("1e999", "inf")):
+        with pytest.raises(UserError, match=f"epochs must be positive and finite, but is {says}"):
+            load_experiment(of_epochs, [f"epochs={value}"])
 
 
 def test_a_run_of_epochs_is_the_run_of_its_steps(tmp_path):
     experiment = by_epochs(tmp_path, epochs=0.2)
-    run_experiment(experiment, tmp_path / "run")
+    result = run_experiment(experiment, tmp_path / "run")
     recorded = Workdir(tmp_path / "run").config
     assert (recorded["steps"], recorded["epochs"]) == (with_steps(experiment).steps, None)
-    assert run_experiment(with_steps(experiment), tmp_path / "run") == run_experiment(
-        experiment, tmp_path / "run"
-    )
+    assert run_experiment(with_steps(experiment), tmp_path / "run") == result
 
 
 def test_sweeps_and_comparisons_shorten_epochs(tmp_path, monkeypatch):

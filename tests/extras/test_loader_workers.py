@@ -48,27 +48,17 @@ def calls_a_sample(batch: int) -> float:
 
 
 def test_a_sample_costs_no_more_in_a_large_batch():
-    """The loader prefetches batches, so the cost per sample does not grow with the batch size.
-
-    A buffer of samples cost one pass over the buffer per sample.
-    """
-    small, large = calls_a_sample(8), calls_a_sample(128)
-    assert large < small
+    """The loader reads batches ahead. A buffer of samples cost a pass over it for each sample."""
+    assert calls_a_sample(128) < calls_a_sample(8)
 
 
 @pytest.mark.parametrize("batch", [5, 48])  # read in chunks of 1 and of 16
 def test_batches_are_what_grain_makes_one_by_one(batch):
-    """The order and the state of the samples are the same as with prefetching of single samples.
-
-    Earlier versions prefetched single samples, and their runs can resume.
-    """
+    """Earlier versions read single samples ahead, and their runs can resume."""
     source = Windows(np.arange(4 * 50 + 1), 4)
     samples = grain.MapDataset.range(50).seed(1).shuffle().repeat().random_map(source.sample)
-    plain = iter(
-        samples.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)).batch(
-            batch
-        )
-    )
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
+    plain = iter(samples.to_iter_dataset(ahead).batch(batch))
     stream = training_batches(source, batch, seed=1)
     for _ in range(4):
         for mine, theirs in zip(next(stream), next(plain), strict=True):
@@ -91,10 +81,7 @@ def drawing(workers: int) -> Windows:
 
 def test_workers_change_no_sample_and_no_state():
     """A stream resumes with another number of workers; an epoch has 2 1/2 batches."""
-    thread, processes = (
-        training_batches(drawing(0), 10, seed=1),
-        training_batches(drawing(2), 10, seed=1),
-    )
+    thread, processes = (training_batches(drawing(n), 10, seed=1) for n in (0, 2))
     next(thread)
     processes.set_state(json.loads(json.dumps(thread.get_state())))
     for _ in range(4):
@@ -123,21 +110,17 @@ if __name__ == "__main__":
 
 def test_no_worker_outlives_a_run_that_is_killed(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    run = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True, env=env
-    )
-    with run:
+    how = {"env": os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, "text": True}
+    command = [sys.executable, tmp_path / "script.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **how) as run:
         assert run.stdout is not None
         worker = int(run.stdout.readline())
         # Ctrl-C must not reach the child before the parent.
         assert os.getpgid(worker) != os.getpgid(run.pid)
         run.send_signal(signal.SIGKILL)
+    state = Path(f"/proc/{worker}/status")
     for _ in range(600):
-        if (
-            not Path(f"/proc/{worker}").exists()
-            or "\nState:\tZ" in Path(f"/proc/{worker}/status").read_text()
-        ):
+        if not state.exists() or "\nState:\tZ" in state.read_text():
             return
         time.sleep(0.1)
     raise AssertionError(f"worker {worker} is still there a minute later")
