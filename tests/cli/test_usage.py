@@ -52,14 +52,6 @@ def test_a_usage_error_is_one_line_with_the_nearest_name(arguments, said, capsys
     assert "--help lists the options" in line
 
 
-def test_the_help_of_grow_describes_each_option(capsys):
-    with pytest.raises(SystemExit):
-        main(["grow", "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    *_, method = (i for i, line in enumerate(lines) if line.strip().startswith("--method {"))
-    assert "the growth method" in " ".join(lines[method : method + 3])
-
-
 def test_an_error_of_the_file_system_has_a_way_out(tmp_path, capsys):
     folder = tmp_path / "model"
     config = GPT2Config(vocab=8, context=4, layers=1, embed=4, heads=1, head_dim=4, mlp=4)
