@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import runs
@@ -18,11 +19,6 @@ from train.plan.methods import Continue, Growing, GrowTo, TrainStage
 from train.state.mesh import Mesh
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    return runs.recorded_inputs(monkeypatch)
-
-
 def said(capsys):
     return "".join(capsys.readouterr())
 
@@ -33,16 +29,11 @@ def started(home, **changes):
     return experiment
 
 
-def test_a_grown_run_goes_on_and_resumes_without_its_source(tmp_path, drawn, capsys):
+def test_a_grown_run_goes_on_and_resumes_without_its_source(tmp_path, monkeypatch, capsys):
     started(tmp_path, model=runs.SMALL)
-    grown = runs.experiment(
-        tmp_path,
-        steps=4,
-        method=Growing(runs.SMALL, "first", (GrowTo((TrainStage(1.0),), runs.DOUBLED),)),
-        model=runs.LARGE,
-        checkpoint_every=2,
-    )
-    drawn.clear()
+    to = GrowTo((TrainStage(1.0),), runs.DOUBLED)
+    grown = runs.growing(tmp_path, to, source="first", steps=4, checkpoint_every=2)
+    drawn = runs.recorded_inputs(monkeypatch)
     pretrain.run_experiment(grown, tmp_path / "grown")
     whole = list(drawn)
     assert "go on at sample 32" in said(capsys)
@@ -56,29 +47,24 @@ def test_a_grown_run_goes_on_and_resumes_without_its_source(tmp_path, drawn, cap
     assert len(drawn) < len(whole)
 
 
-def test_another_corpus_is_read_from_its_beginning(tmp_path, drawn, capsys):
-    first = started(tmp_path)
+def test_another_corpus_or_length_of_samples_is_read_from_its_beginning(tmp_path, capsys):
+    second = replace(started(tmp_path), method=Continue("first"))
+    file = tmp_path / "first" / "result.json"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps(about | {"order": about["order"] | {"samples": 7}}))
+    pretrain.run_experiment(second, tmp_path / "second")
+    assert "has read the same corpus in 7 samples, but this run has 225" in said(capsys)
+    file.write_text(json.dumps(about))
     (tmp_path / "corpus" / "9.txt").write_text("another document of this corpus")
-    drawn.clear()
-    pretrain.run_experiment(replace(first, method=Continue("first")), tmp_path / "second")
+    pretrain.run_experiment(second, tmp_path / "third")
     out = said(capsys)
     assert "go on at sample" not in out and "does not record" not in out
 
 
-def test_samples_of_another_length_are_said(tmp_path, capsys):
-    first = started(tmp_path)
-    about = json.loads((tmp_path / "first" / "result.json").read_text())
-    about["order"]["samples"] = 7
-    (tmp_path / "first" / "result.json").write_text(json.dumps(about))
-    pretrain.run_experiment(replace(first, method=Continue("first")), tmp_path / "second")
-    assert "has read the same corpus in 7 samples, but this run has 225" in said(capsys)
-
-
 def test_for_other_models_a_note_names_the_seed(tmp_path, capsys):
     save(tmp_path / "hf", runs.MODEL, runs.fresh(runs.MODEL))
-    pretrain.run_experiment(
-        runs.experiment(tmp_path, steps=2, method=Continue("hf")), tmp_path / "continued"
-    )
+    experiment = runs.experiment(tmp_path, steps=2, method=Continue("hf"))
+    pretrain.run_experiment(experiment, tmp_path / "continued")
     assert "hf does not record which data it has seen" in (out := said(capsys))
     assert "another seed than seed=0" in out
 
@@ -101,26 +87,21 @@ def test_another_frame_of_documents_than_that_of_the_source_is_a_warning(tmp_pat
         file.unlink()
         started(tmp_path, data=data)
     experiment = runs.experiment(tmp_path, steps=1, method=Continue("first"))
-    said(capsys)
-    pretrain.run_experiment(
-        replace(experiment, data=replace(data, bos=False)), tmp_path / "without"
-    )
-    assert "have the form '<s> .. </s>', but those of this run have '.. </s>'" in (
-        out := said(capsys)
-    )
-    assert "set data.bos=true" in out
-    pretrain.run_experiment(replace(experiment, data=replace(data, bos=True)), tmp_path / "with")
-    assert "WARNING" not in said(capsys)
+    out = []
+    for bos in (False, True):
+        said(capsys)
+        framed = replace(experiment, data=replace(data, bos=bos))
+        pretrain.run_experiment(framed, tmp_path / str(bos))
+        out.append(said(capsys))
+    assert "have the form '<s> .. </s>', but those of this run have '.. </s>'" in out[0]
+    assert "set data.bos=true" in out[0] and "WARNING" not in out[1]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Write a Hugging Face folder in bfloat16."""
-    return saved(
-        tmp_path_factory.mktemp("theirs") / "gpt",
-        replace(CONFIG, vocab=256, context=8),
-        dtype="bfloat16",
-    )
+    config = replace(CONFIG, vocab=256, context=8)
+    return saved(tmp_path_factory.mktemp("theirs") / "gpt", config, dtype="bfloat16")
 
 
 def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeypatch):
@@ -133,28 +114,18 @@ def test_the_notes_of_a_checkpoint_are_printed(folder, tmp_path, capsys, monkeyp
         "note: removed from the names of the tensors: module.",
     )
     e = runs.experiment(tmp_path, model=config, method=Continue("notes"), steps=1)
-    pretrain.run_experiment(e, tmp_path / "run")
-    err = capsys.readouterr().err
-    assert [err.count(note) for note in notes] == [1, 1]
     words = ["generate", str(tmp_path / "notes"), "--tokenizer", "bytes", "--max-new", "1"]
     monkeypatch.setattr("sys.argv", [*words, "--prompt", "a"])
-    generate.main()
-    err = capsys.readouterr().err
-    assert [err.count(note) for note in notes] == [1, 1]
+    for command in (partial(pretrain.run_experiment, e, tmp_path / "run"), generate.main):
+        command()
+        err = capsys.readouterr().err
+        assert [err.count(note) for note in notes] == [1, 1]
 
 
 def test_a_growth_may_begin_from_it(folder, tmp_path):
     small = checkpoints.load(folder)[0]
     large = replace(small, layers=2 * small.layers)
-    e = runs.experiment(
-        tmp_path,
-        model=large,
-        method=Growing(small, str(folder), (GrowTo(),)),
-        steps=2,
-        mesh=Mesh(2, 2),
-    )
-    assert [p["kind"] for p in pretrain.run_experiment(e, tmp_path / "run")["phases"]] == [
-        "import",
-        "grow",
-        "train",
-    ]
+    method = Growing(small, str(folder), (GrowTo(),))
+    e = runs.experiment(tmp_path, model=large, method=method, steps=2, mesh=Mesh(2, 2))
+    phases = pretrain.run_experiment(e, tmp_path / "run")["phases"]
+    assert [phase["kind"] for phase in phases] == ["import", "grow", "train"]

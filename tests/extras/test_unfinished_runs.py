@@ -1,6 +1,5 @@
 """Commands read the newest checkpoint of a run that has not finished, and say which one that is."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -9,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 import runs
+from published import refused
 
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.cli.program import main
 from train import generate, pretrain
-from train.common.errors import UserError
 from train.extras.run_params import load_params
 from train.plan.methods import Continue, Growing, GrowTo, Learned, TrainStage
 from train.state.mesh import Mesh
@@ -35,47 +34,36 @@ def test_the_newest_checkpoint_is_the_model(half):
     mesh = Mesh().over(jax.devices())
     chex.assert_trees_all_equal(jax.device_get(source.shard(mesh)), wanted)
     assert source.config == half[0].model
-    assert source.notes == (
-        f"{half[1]} has not finished: the model is 'large' of checkpoint 6, at step 6 of train large",
-    )
-    np.testing.assert_array_equal(
-        source.read("blocks/mlp/up/kernel", 1), wanted["blocks"]["mlp"]["up"]["kernel"][1]
-    )
+    note = "has not finished: the model is 'large' of checkpoint 6, at step 6 of train large"
+    assert source.notes == (f"{half[1]} {note}",)
+    kernel = wanted["blocks"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(source.read("blocks/mlp/up/kernel", 1), kernel[1])
     assert open_checkpoint(half[1]).fingerprint() == source.fingerprint()
 
 
-def test_jaxgrow_reads_it_and_says_the_step(tmp_path, capsys, half):
-    main(["inspect", str(half[1])])
-    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().out
-    main(["convert", str(half[1]), str(tmp_path / "hf"), "--to", "hf"])
-    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().out
-    written = open_checkpoint(tmp_path / "hf")
-    chex.assert_trees_all_close(written.params(), load_params(half[1], "large", 6))
-    main(["grow", str(half[1]), str(tmp_path / "grown"), "--method", "stack", "--layers", "4"])
+def ran(capsys, *words):
+    """Run a command of jaxgrow that succeeds, and return what it prints."""
+    assert main([*map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_jaxgrow_reads_it_and_says_the_step(tmp_path, capsys, half, whole_run):
+    run = half[1]
+    assert "checkpoint 6, at step 6 of train large" in ran(capsys, "inspect", run)
+    ran(capsys, "grow", run, tmp_path / "grown", "--method", "stack", "--layers", 4)
     assert open_checkpoint(tmp_path / "grown").config.layers == 4
-
-
-def test_a_step_chooses_a_checkpoint(tmp_path, capsys, half, whole_run):
-    assert main(["convert", f"{half[1]}@4", str(tmp_path / "hf")]) == 0
-    assert (
-        "the model is 'large' of checkpoint 4, at step 4 of train large" in capsys.readouterr().out
-    )
-    written = open_checkpoint(tmp_path / "hf")
-    chex.assert_trees_all_close(written.params(), load_params(half[1], "large", 4))
-    assert main(["report", f"{half[1]}@4", str(tmp_path / "hf")]) == 0
-    assert (
-        main(["interpolate", f"{half[1]}@4", str(half[1]), str(tmp_path / "mean"), "--alpha", ".5"])
-        == 0
-    )
-    assert main(["inspect", f"{whole_run[1]}@4"]) == 0  # of a finished run
-    assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().out
-    assert main(["inspect", f"{half[1]}@5"]) == 1
-    said = capsys.readouterr().err
-    assert "does not have checkpoint 5, only" in said and said.rstrip().endswith(
-        f"such as {half[1]}@6"
-    )
-    assert main(["inspect", f"{tmp_path / 'hf'}@5"]) == 1
-    assert "Give the folder alone" in capsys.readouterr().err
+    for step, source in ((6, run), (4, f"{run}@4")):
+        said = ran(capsys, "convert", source, tmp_path / f"hf{step}", "--to", "hf")
+        assert f"the model is 'large' of checkpoint {step}, at step {step} of train large" in said
+        written = open_checkpoint(tmp_path / f"hf{step}")
+        chex.assert_trees_all_close(written.params(), load_params(run, "large", step))
+    ran(capsys, "report", f"{run}@4", tmp_path / "hf4")
+    ran(capsys, "interpolate", f"{run}@4", run, tmp_path / "mean", "--alpha", ".5")
+    said = ran(capsys, "inspect", f"{whole_run[1]}@4")  # of a finished run
+    assert "checkpoint 4, at step 4 of train large" in said
+    error = refused(capsys, "inspect", f"{run}@5")
+    assert "does not have checkpoint 5, only" in error and error.endswith(f"such as {run}@6")
+    assert "Give the folder alone" in refused(capsys, "inspect", f"{tmp_path / 'hf4'}@5")
 
 
 def test_a_run_that_was_killed_early_twice_starts_again(tmp_path, monkeypatch):
@@ -91,10 +79,6 @@ def test_a_run_that_was_killed_early_twice_starts_again(tmp_path, monkeypatch):
                 pretrain.run_experiment(experiment, tmp_path / "run")
     assert (tmp_path / "run/tokenizer.json").is_file()
     assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 8
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/tokenizer.json").write_text(json.dumps({}))
-    with pytest.raises(UserError, match=r"contains tokenizer\.json, which a run would replace"):
-        pretrain.run_experiment(experiment, tmp_path / "other")
 
 
 def test_an_unfinished_run_is_written_with_its_tokenizer(tmp_path, half):
@@ -104,15 +88,15 @@ def test_an_unfinished_run_is_written_with_its_tokenizer(tmp_path, half):
     assert "README.md" not in names  # the model card is written at the end
 
 
-def test_the_files_of_a_run_follow_its_model_through_orbax(tmp_path):
+def test_the_files_of_a_run_follow_its_model_through_orbax(tmp_path, capsys):
     pretrain.run_experiment(runs.experiment(tmp_path), tmp_path / "run")
     runs.export(tmp_path / "run", tmp_path / "hf")
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "orb"), "--to", "orbax"]) == 0
-    assert main(["convert", str(tmp_path / "orb"), str(tmp_path / "back"), "--to", "hf"]) == 0
+    ran(capsys, "convert", tmp_path / "run", tmp_path / "orb", "--to", "orbax")
+    ran(capsys, "convert", tmp_path / "orb", tmp_path / "back", "--to", "hf")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
-    grown = ["grow", str(tmp_path / "run"), str(tmp_path / "deep"), "--method", "stack"]
-    assert main([*grown, "--layers", "4", "--to", "hf"]) == 0
+    deeper = ("--method", "stack", "--layers", 4, "--to", "hf")
+    ran(capsys, "grow", tmp_path / "run", tmp_path / "deep", *deeper)
     assert (tmp_path / "deep/tokenizer.json").is_file()
     card = (tmp_path / "deep/README.md").read_text()  # not that of the run, which is another model
     assert "base_model: run" in card and "Evaluation" not in card
@@ -128,20 +112,17 @@ def test_a_damaged_checkpoint_is_not_read(tmp_path, half):
 
 
 def test_commands_of_train_read_it_and_say_the_step(tmp_path, capsys, monkeypatch, half):
-    monkeypatch.setattr("sys.argv", ["generate", str(half[1]), "--prompt", "ab", "--max-new", "2"])
-    generate.main()
-    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().err
     shutil.copytree(half[1], tmp_path / "first")
-    going = replace(half[0], name="second", method=Continue("first"))
-    result = pretrain.run_experiment(going, tmp_path / "second")
-    assert "checkpoint 6, at step 6 of train large" in capsys.readouterr().err
-    assert result["steps"] == 6 + 8  # the cost so far is counted
-    arguments = ["generate", f"{half[1]}@4", "--prompt", "ab", "--max-new", "2"]
-    monkeypatch.setattr("sys.argv", arguments)
-    generate.main()
-    assert "checkpoint 4, at step 4 of train large" in capsys.readouterr().err
-    going = replace(going, name="third", method=Continue("first@4"))
-    assert pretrain.run_experiment(going, tmp_path / "third")["steps"] == 4 + 8
+    for step, at in ((6, ""), (4, "@4")):
+        note = f"checkpoint {step}, at step {step} of train large"
+        words = ["generate", f"{half[1]}{at}", "--prompt", "ab", "--max-new", "2"]
+        monkeypatch.setattr("sys.argv", words)
+        generate.main()
+        assert note in capsys.readouterr().err
+        going = replace(half[0], name=f"from{step}", method=Continue(f"first{at}"))
+        result = pretrain.run_experiment(going, tmp_path / going.name)
+        assert note in capsys.readouterr().err
+        assert result["steps"] == step + 8  # the cost so far is counted
 
 
 def test_of_a_growth_the_small_model_is_read_and_maps_are_not_a_model(tmp_path):

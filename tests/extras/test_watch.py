@@ -28,23 +28,15 @@ time.sleep(90)
 
 
 def peer(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", PEER, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    out = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", PEER, *arguments], cwd=ROOT, text=True, **out)
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
-@pytest.mark.parametrize(
-    ("number", "says"),
-    [
-        (signal.SIGSTOP, "another process of this run has been silent for 2 s: it is stopped"),
-        (signal.SIGKILL, "another process of this run has ended"),
-    ],
-)
+SILENT = "another process of this run has been silent for 2 s: it is stopped"
+CASES = [(0, signal.SIGSTOP, SILENT), (0, signal.SIGKILL, watch.LOST)]
+
+
+@pytest.mark.parametrize(("stopped", "number", "says"), [*CASES, (1, signal.SIGKILL, watch.LOST)])
 def test_a_stopped_or_killed_process_ends_the_other_with_a_line(stopped, number, says):
     with peer() as first, peer(first.stdout.readline().strip()) as second:
         assert second.stdout.readline() == "joined\n"
@@ -67,15 +59,15 @@ def test_a_stopped_process_ends_all_others_with_a_line():
             second.send_signal(signal.SIGSTOP)
             _, said = third.communicate(timeout=60)
             assert (third.returncode, said) == (75, f"{watch.LOST}\n")
-            first.communicate(timeout=60)
-            assert first.returncode == 75
+            _, said = first.communicate(timeout=60)
+            assert first.returncode == 75 and said.startswith(SILENT) and said.count("\n") == 1
             second.kill()
 
 
-@pytest.mark.parametrize(
-    ("last", "closes", "said"),
-    [(b".!", False, True), (b"!.", False, True), (b".!.", True, False), (b".", True, True)],
-)
+SIGNS = [(b".!", False, True), (b"!.", False, True), (b".!.", True, False), (b".", True, True)]
+
+
+@pytest.mark.parametrize(("last", "closes", "said"), SIGNS)
 def test_a_process_is_followed_until_its_end(monkeypatch, last, closes, said):
     """Also after its goodbye, because JAX waits at the end for all processes."""
     monkeypatch.setattr(watch, "SILENCE", 1.0)
