@@ -35,20 +35,14 @@ def run(config, params):
 def routed(params, sources):
     """Return the oracle: the experts and router columns of each layer, one after the other."""
     mlp = params["blocks"]["mlp"]
-    new = {
-        name: {
-            "kernel": np.stack(
-                [
-                    np.stack([w[e] for e in own])
-                    for w, own in zip(mlp[name]["kernel"], sources, strict=True)
-                ]
-            )
-        }
-        for name in ("gate", "up", "down")
+
+    def copies(name, axis):
+        layers = zip(mlp[name]["kernel"], sources, strict=True)
+        return {"kernel": np.stack([np.take(w, own, axis) for w, own in layers])}
+
+    new = {name: copies(name, 0) for name in ("gate", "up", "down")} | {
+        "router": copies("router", 1)
     }
-    router = mlp["router"]["kernel"]
-    columns = [np.stack([w[:, e] for e in own], 1) for w, own in zip(router, sources, strict=True)]
-    new["router"] = {"kernel": np.stack(columns)}
     return {**params, "blocks": {**params["blocks"], "mlp": new}}
 
 
@@ -118,14 +112,10 @@ def test_the_utility_is_the_change_of_the_loss_per_scale_of_the_output():
     )
     # A change in the last layer does not change the choices of routers.
     for layer, expert in ((1, 0), (1, 2)):
-        slopes = []
-        for row in TOKENS:
-            losses = []
-            for scale in (0.99, 1.01):
-                new = jax.tree.map(np.copy, params)
-                new["blocks"]["mlp"]["down"]["kernel"][layer, expert] *= scale
-                losses.append(float(loss(new, row)))
-            slopes.append(abs(losses[1] - losses[0]) / 0.02)
+        scaled = [jax.tree.map(np.copy, params) for _ in range(2)]
+        for new, scale in zip(scaled, (0.99, 1.01), strict=True):
+            new["blocks"]["mlp"]["down"]["kernel"][layer, expert] *= scale
+        slopes = [abs(loss(scaled[1], row) - loss(scaled[0], row)) / 0.02 for row in TOKENS]
         np.testing.assert_allclose(found[layer, expert], np.mean(slopes), rtol=2e-2, atol=1e-4)
 
 

@@ -42,17 +42,14 @@ FAMILIES: dict[str, tuple[Config, dict[str, tuple[int, int, int]]]] = {
 }
 
 
+def by_path(tree, is_leaf=None):
+    return {path(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf)}
+
+
 def matrices(config: Config) -> dict[str, tuple[int, int, int]]:
     """Return the number of matrices, rows and columns of each leaf that Muon updates."""
-    names = {
-        path(p): n for p, n in jax.tree_util.tree_leaves_with_path(config.axes(), is_leaf=is_names)
-    }
-    shapes = {
-        path(p): x.shape
-        for p, x in jax.tree_util.tree_leaves_with_path(
-            jax.eval_shape(config.init, jax.random.key(0))
-        )
-    }
+    names = by_path(config.axes(), is_names)
+    shapes = {leaf: x.shape for leaf, x in by_path(tiny.shapes(config)).items()}
     assert names.keys() == shapes.keys()
     found = {}
     for leaf, at in muon.dimension_numbers(config.axes()).items():
@@ -67,13 +64,8 @@ def matrices(config: Config) -> dict[str, tuple[int, int, int]]:
 def test_layer_kernels_use_muon_and_all_other_leaves_adam(config, expected):
     found = matrices(config)
     assert all("kernel" in leaf and "blocks" in leaf for leaf in found)
-    kernels = {
-        path(p)
-        for p, x in jax.tree_util.tree_leaves_with_path(
-            jax.eval_shape(config.init, jax.random.key(0))
-        )
-        if "blocks" in path(p) and path(p).endswith("kernel")
-    }
+    leaves = by_path(tiny.shapes(config))
+    kernels = {leaf for leaf in leaves if "blocks" in leaf and leaf.endswith("kernel")}
     # This selection by name holds for our families; other models use other kernel names.
     assert found.keys() == kernels
     for end, sizes in expected.items():
@@ -81,10 +73,8 @@ def test_layer_kernels_use_muon_and_all_other_leaves_adam(config, expected):
 
 
 def stepped(tx, params, axes, steps=3, seed=0):
-    rng, update = (
-        np.random.default_rng(seed),
-        jax.jit(lambda g, s: tx.update(g, s, params, axes=axes)),
-    )
+    rng = np.random.default_rng(seed)
+    update = jax.jit(lambda g, s: tx.update(g, s, params, axes=axes))
     state = jax.jit(tx.init)(params)
     for _ in range(steps):
         grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
@@ -106,17 +96,15 @@ def test_kernels_with_outputs_first_have_the_same_update():
 
 
 def test_updates_match_optax_muon_and_adam():
-    params, axes = (
-        tiny.params(tiny.config(dtype="float32"), dtype="float32"),
-        tiny.axes(tiny.config(dtype="float32")),
-    )
+    config = tiny.config(dtype="float32")
+    params, axes = tiny.params(config, dtype="float32"), tiny.axes(config)
     optim = replace(OPTIM, clip=1e9, weight_decay=0.0, muon_momentum=0.8, muon_rms=0.3)
     ours, _ = stepped(transformation(optim, axes), params, axes)
     adam, _ = stepped(transformation(replace(optim, name="adamw")), params, axes)
     at = muon.dimension_numbers(axes)
     assert len(at) == 6
-    flat = {path(p): (u, a, x) for (p, u), a, x in zip(
-        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(adam), jax.tree.leaves(params), strict=True)}  # fmt: skip
+    parts = [by_path(tree) for tree in (ours, adam, params)]
+    flat = {leaf: tuple(part[leaf] for part in parts) for leaf in parts[0]}
     for leaf, (update, adams, _) in flat.items():
         if leaf not in at:
             np.testing.assert_array_equal(update, adams)
@@ -129,7 +117,7 @@ def test_updates_match_optax_muon_and_adam():
     rng, state, update = np.random.default_rng(0), jax.jit(peer.init)(alone), jax.jit(peer.update)
     for _ in range(3):
         grads = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
-        by_leaf = {path(p): g for p, g in jax.tree_util.tree_leaves_with_path(grads)}
+        by_leaf = by_path(grads)
         cut = {
             name: by_leaf[name[:-2]][int(name[-1])].reshape(x.shape) for name, x in alone.items()
         }
@@ -149,11 +137,7 @@ def test_every_product_of_an_update_is_counted(config):
 
 
 def test_grown_momentum_gives_an_orthogonal_next_update():
-    """Check that `exact` grows the momentum of Muon correctly.
-
-    If a momentum is a gradient, the momentum of the grown model is its growth by the dual map, and
-    `exact` computes this for Muon as well.
-    """
+    """The momentum of the grown model is the growth of the momentum by the dual map."""
     config = tiny.config(dtype="float32")
     params, axes = tiny.params(config, dtype="float32"), tiny.axes(config)
     tx = transformation(replace(OPTIM, clip=1e9), axes)
@@ -162,9 +146,8 @@ def test_grown_momentum_gives_an_orthogonal_next_update():
 
     def moved(config, params):
         gradient = tiny.gradient(config)(params, tokens)
-        return jax.device_get(
-            jax.jit(lambda g, p: tx.update(g, tx.init(p), p, axes=axes)[1])(gradient, params)
-        )
+        update = jax.jit(lambda g, p: tx.update(g, tx.init(p), p, axes=axes)[1])
+        return jax.device_get(update(gradient, params))
 
     grown = grow_optimizer(tx, moved(config, params), growth, params, axes, "exact")
     chex.assert_trees_all_close(grown, moved(large, grow(growth, params, axes)), atol=2e-6)
@@ -178,10 +161,8 @@ def test_growing_during_a_run_counts_every_update_in_the_ledger(tmp_path):
     assert np.isfinite(result["val_loss"]) and result["steps"] == 4
     steps = [2 * step(config, experiment.batch) for config in (runs.SMALL, runs.LARGE)]
     trained = [phase["flops"] for phase in result["phases"] if phase["steps"]]
-    assert (
-        trained == steps
-        and [p.cost(experiment.batch) for p in experiment.plan if p.cost(1)] == steps
-    )
+    planned = [p.cost(experiment.batch) for p in experiment.plan if p.cost(1)]
+    assert trained == planned == steps
 
 
 @pytest.mark.slow
