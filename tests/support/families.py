@@ -55,13 +55,7 @@ HEADED: dict[str, Config] = {
 # --- architectures of Hugging Face ---
 
 ENCODER = dict(num_hidden_layers=2, hidden_size=12, num_attention_heads=2, intermediate_size=20)
-_TEXT = dict(
-    vocab_size=11,
-    max_position_embeddings=9,
-    pad_token_id=None,
-    bos_token_id=None,
-    eos_token_id=None,
-)
+_TEXT = dict(vocab_size=11, max_position_embeddings=9, pad_token_id=None, bos_token_id=None, eos_token_id=None)  # fmt: skip
 _GROUPED = ENCODER | _TEXT | {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 _GEMMA = _GROUPED | {"head_dim": 6}
 _LOCAL = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
@@ -94,13 +88,8 @@ _GRANITE_4 = _GRANITE | {
 }
 _GPT_OSS = _GROUPED | _MIXED | {"num_local_experts": 4, "head_dim": 6}
 _OPT = _TEXT | dict(
-    num_hidden_layers=2,
-    hidden_size=12,
-    num_attention_heads=2,
-    ffn_dim=20,
-    word_embed_proj_dim=12,
-    pad_token_id=1,
-)
+    num_hidden_layers=2, hidden_size=12, num_attention_heads=2, ffn_dim=20, word_embed_proj_dim=12, pad_token_id=1
+)  # fmt: skip
 _NEOX = ENCODER | _TEXT | {"num_attention_heads": 2, "hidden_size": 16}
 # Of three layers, the first has global attention. The others see two positions on either side.
 # Padding has a zero row in the embedding.
@@ -138,11 +127,7 @@ SETTINGS = {
     "XLMRobertaForMaskedLM": [ENCODER | _TEXT | {"pad_token_id": 1, "type_vocab_size": 1}],
     "ModernBertForMaskedLM": [
         _MODERN,
-        _MODERN
-        | {
-            "tie_word_embeddings": False,
-            "layer_types": ["sliding_attention"] + ["full_attention"] * 2,
-        },
+        _MODERN | {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] + ["full_attention"] * 2},
     ],
     "GPT2LMHeadModel": [_GPT2 | more for more in ({}, {"activation_function": "gelu", "n_inner": 20})],
     "LlamaForCausalLM": [
@@ -152,12 +137,7 @@ SETTINGS = {
     ],
     "Qwen2ForCausalLM": [
         ENCODER | _TEXT | {"num_key_value_heads": 2, "tie_word_embeddings": True},
-        ENCODER
-        | _TEXT
-        | {
-            "num_key_value_heads": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        },
+        ENCODER | _TEXT | {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     ],
     "MistralForCausalLM": [
         ENCODER | _TEXT | {"num_key_value_heads": 2, "sliding_window": None},
@@ -166,10 +146,7 @@ SETTINGS = {
     "Qwen3ForCausalLM": [_GROUPED | {"head_dim": 6}, _GROUPED | {"head_dim": 6, "use_sliding_window": True, **_LOCAL}],
     "MixtralForCausalLM": [_GROUPED | _MIXED | {"num_local_experts": 4}, _GROUPED | _MIXED | {"num_local_experts": 2}],
     "Qwen3MoeForCausalLM": [
-        _GROUPED
-        | _MIXED
-        | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed}
-        | more
+        _GROUPED | _MIXED | {"head_dim": 6, "num_experts": 4, "moe_intermediate_size": 12, "norm_topk_prob": normed} | more
         for normed, more in ((False, {}), (True, {"use_sliding_window": True, "sliding_window": 3}))
     ],
     "GemmaForCausalLM": [_GEMMA],
@@ -181,11 +158,7 @@ SETTINGS = {
         _GEMMA | _LOCAL,
         _GEMMA
         | {"query_pre_attn_scalar": 6, "sliding_window": 4}
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
-            }
-        },
+        | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}},
     ],
     "OlmoForCausalLM": [_GROUPED],
     "OlmoForSequenceClassification": [_GROUPED | {"pad_token_id": 1}],
@@ -193,12 +166,7 @@ SETTINGS = {
     "Qwen2MoeForSequenceClassification": [_QWEN2_MOE],
     "GptOssForCausalLM": [
         _GPT_OSS | _LOCAL | {"rope_parameters": _YARN, "swiglu_limit": 0.5},
-        _GPT_OSS
-        | {
-            "sliding_window": 3,
-            "attention_bias": False,
-            "rope_parameters": {"rope_type": "default"},
-        },
+        _GPT_OSS | {"sliding_window": 3, "attention_bias": False, "rope_parameters": {"rope_type": "default"}},
     ],
     "GptOssForSequenceClassification": [_GPT_OSS | _LOCAL | {"rope_parameters": _YARN}],
     "GraniteForCausalLM": [_GRANITE, _GRANITE | {"mlp_bias": True}],
@@ -212,30 +180,15 @@ SETTINGS = {
         _GROUPED | {"pad_token_id": 1},
         _GROUPED
         | {"pad_token_id": 1, "hidden_size": 32, "sliding_window": 3}
-        | {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 250.0,
-                "partial_rotary_factor": 0.5,
-            }
-        },
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 0.5}},
         # A sequence of 7 is longer than 4 but not longer than 8. The settings are spelled as in
         # transformers 5 and as in version 4.
         *(
             _GROUPED
-            | {
-                "pad_token_id": 1,
-                "hidden_size": 32,
-                "original_max_position_embeddings": n,
-                "partial_rotary_factor": 0.5,
-            }
+            | {"pad_token_id": 1, "hidden_size": 32, "original_max_position_embeddings": n, "partial_rotary_factor": 0.5}
             | {key: {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.5]} | more}
             for n, key, more in (
-                (
-                    4,
-                    "rope_parameters",
-                    {"rope_type": "longrope", "rope_theta": 250.0, "partial_rotary_factor": 0.5},
-                ),
+                (4, "rope_parameters", {"rope_type": "longrope", "rope_theta": 250.0, "partial_rotary_factor": 0.5}),
                 (8, "rope_scaling", {"type": "longrope"}),
                 (4, "rope_scaling", {"rope_type": "longrope", "attention_factor": 1.25}),
             )
@@ -248,11 +201,7 @@ SETTINGS = {
     "GPTNeoXForCausalLM": [
         _NEOX,
         _NEOX | {"hidden_act": "gelu_fast"},
-        _NEOX
-        | {
-            "use_parallel_residual": False,
-            "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0},
-        },
+        _NEOX | {"use_parallel_residual": False, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}},
     ],
     "ViTForImageClassification": [ENCODER | _IMAGES],
     "DeiTForImageClassification": [ENCODER | _IMAGES],
@@ -269,24 +218,13 @@ SETTINGS = {
     ],
     "GPT2ForSequenceClassification": [_GPT2 | {"pad_token_id": 1, "num_labels": n} for n in (3, 1)],
     "LlamaForSequenceClassification": [
-        ENCODER
-        | _TEXT
-        | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 1}
+        ENCODER | _TEXT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 1}
     ],
     "Qwen2ForSequenceClassification": [
-        ENCODER
-        | _TEXT
-        | {
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": True,
-            "pad_token_id": 1,
-            "num_labels": 3,
-        }
+        ENCODER | _TEXT | {"num_key_value_heads": 2, "tie_word_embeddings": True, "pad_token_id": 1, "num_labels": 3}
     ],
     "MistralForSequenceClassification": [
-        ENCODER
-        | _TEXT
-        | {"num_key_value_heads": 2, "sliding_window": None, "pad_token_id": 1, "num_labels": 3}
+        ENCODER | _TEXT | {"num_key_value_heads": 2, "sliding_window": None, "pad_token_id": 1, "num_labels": 3}
     ],
     "Qwen3ForSequenceClassification": [_GROUPED | {"head_dim": 6, "pad_token_id": 1, "num_labels": 3}],
     "MixtralForSequenceClassification": [_GROUPED | _MIXED | {"num_local_experts": 4}],
@@ -302,10 +240,7 @@ SETTINGS = {
     "DistilBertForMaskedLM": [_DISTIL, _DISTIL | {"tie_word_embeddings": False}],
     "DistilBertForSequenceClassification": [_DISTIL | {"num_labels": 3}],
     "DistilBertForQuestionAnswering": [_DISTIL],
-    "DebertaV2ForMaskedLM": [
-        _DEBERTA,
-        _DEBERTA | {"tie_word_embeddings": False, "max_relative_positions": 7},
-    ],
+    "DebertaV2ForMaskedLM": [_DEBERTA, _DEBERTA | {"tie_word_embeddings": False, "max_relative_positions": 7}],
     "DebertaV2ForSequenceClassification": [_DEBERTA | {"num_labels": 3}],
     "DebertaV2ForQuestionAnswering": [_DEBERTA],
     "DebertaV2ForTokenClassification": [_DEBERTA | {"num_labels": 3}],
