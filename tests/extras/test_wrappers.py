@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import jaxgrow
-from jaxgrow.axes import is_names
+from jaxgrow.axes import axis_of, is_names
 from jaxgrow.extras.other_models.naming import by_convention, from_rules, infer_rules, unwrapped
 from jaxgrow.extras.other_models.rule_checks import check_rules
 from jaxgrow.growth.moments import grow_optimizer
@@ -18,24 +18,15 @@ SIZES = {"embed": 2, "mlp": 3, "heads": 5, "head_dim": 7, "vocab": 11}
 
 
 def model():
-    draw = np.random.default_rng(0).normal
-    attention = {
-        **{name: {"kernel": draw(size=(2, 5, 7))} for name in ("query", "key", "value")},
-        "out": {"kernel": draw(size=(5, 7, 2))},
-    }
+    attention = {name: {"kernel": np.ones((2, 5, 7))} for name in ("query", "key", "value")}
     layer = {
-        "up": {"kernel": draw(size=(2, 3)), "bias": draw(size=3)},
-        "down": {"kernel": draw(size=(3, 2)), "bias": draw(size=2)},
-        "norm": {"scale": draw(size=2), "bias": draw(size=2)},
-        "attn": attention,
+        "up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)},
+        "down": {"kernel": np.ones((3, 2)), "bias": np.ones(2)},
+        "norm": {"scale": np.ones(2), "bias": np.ones(2)},
+        "attn": {**attention, "out": {"kernel": np.ones((5, 7, 2))}},
     }
-    embedding = {"embedding": draw(size=(11, 2))}
-    return {
-        "layers_0": layer,
-        "layers_1": layer,
-        "wte": embedding,
-        "head": {"kernel": draw(size=(2, 11))},
-    }
+    outside = {"wte": {"embedding": np.ones((11, 2))}, "head": {"kernel": np.ones((2, 11))}}
+    return {"layers_0": layer, "layers_1": layer, **outside}
 
 
 def boxed(x):
@@ -65,9 +56,7 @@ def test_names_do_not_depend_on_wrappers(name):
     assert leaves(found) == leaves(expected)
     # The rules of a model without wrappers fit, too.
     assert leaves(from_rules(wrapped, infer_rules(plain, SIZES))) == leaves(expected)
-    bare = jax.tree.map(
-        lambda names: tuple(n.partition(".")[0] for n in names), expected, is_leaf=is_names
-    )
+    bare = jax.tree.map(lambda names: tuple(map(axis_of, names)), expected, is_leaf=is_names)
     if name != "boxes of Flax":  # they contain arrays only
         marked = by_convention(jax.tree.map(WRAPPERS[name], bare, is_leaf=is_names))
         if name != "some boxes":  # a tuple has no axes to count
@@ -82,33 +71,24 @@ def test_a_module_called_value_is_no_wrapper():
 
 
 def test_a_rule_for_a_module_called_value_does_not_match_all_boxes():
-    found = from_rules(
-        {"up": {"value": np.ones((2, 3))}, "value": {"value": np.ones((2, 5))}},
-        {"*value": ("embed.in", "heads"), "*": ("embed.in", "mlp")},
-    )
+    params = {"up": {"value": np.ones((2, 3))}, "value": {"value": np.ones((2, 5))}}
+    found = from_rules(params, {"*value": ("embed.in", "heads"), "*": ("embed.in", "mlp")})
     assert found["up"]["value"] == ("embed.in", "mlp")
 
 
 def test_the_scale_of_a_quantised_kernel_is_uncertain():
-    params = {
-        "up": {"kernel": {"qvalue": np.ones((2, 3)), "scale": np.ones(3)}, "bias": np.ones(3)}
-    }
-    assert infer_rules(params, SIZES)["up/kernel/scale"] == ("mlp?",)
+    kernel = {"qvalue": np.ones((2, 3)), "scale": np.ones(3)}
+    rules = infer_rules({"up": {"kernel": kernel, "bias": np.ones(3)}}, SIZES)
+    assert rules["up/kernel/scale"] == ("mlp?",)
 
 
 @pytest.mark.parametrize("name", ["boxes of Flax", "value", "two levels"])
 def test_optimizers_grow_and_names_are_checked_below_wrappers(name):
-    plain = {
-        "up": {"kernel": np.ones((2, 3)), "bias": np.ones(3)},
-        "down": {"kernel": np.ones((3, 2))},
-    }
-    plain = jax.tree.map(jnp.asarray, plain)
+    up = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
+    plain = {"up": up, "down": {"kernel": jnp.ones((3, 2))}}
     wrapped = jax.tree.map(WRAPPERS[name], plain)
-    rules = {
-        "up/kernel": ("tokens.in", "mlp"),
-        "*/bias": ("mlp.bias",),
-        "down/kernel": ("mlp.in", "classes"),
-    }
+    rules = {"up/kernel": ("tokens.in", "mlp"), "*/bias": ("mlp.bias",)}
+    rules["down/kernel"] = ("mlp.in", "classes")
     axes, boxes = from_rules(plain, rules), from_rules(wrapped, rules)
     growth, tx = hypercloning({"mlp": 3}, {"mlp": 6}), optax.adam(1e-3)
     expected = grow_optimizer(tx, tx.init(plain), growth, plain, axes, "exact")
@@ -117,13 +97,8 @@ def test_optimizers_grow_and_names_are_checked_below_wrappers(name):
         np.testing.assert_array_equal(one, other)
 
     def apply(params):
-        up, bias, down = (
-            jax.tree.leaves(params)[1],
-            jax.tree.leaves(params)[2],
-            jax.tree.leaves(params)[0],
-        )
-        kernel, offset = (up, bias) if up.ndim == 2 else (bias, up)
-        return jnp.maximum(jnp.ones((4, 2)) @ kernel + offset[None], 0) @ down
+        down, bias, kernel = jax.tree.leaves(params)
+        return jnp.maximum(jnp.ones((4, 2)) @ kernel + bias[None], 0) @ down
 
     assert check_rules(apply, wrapped, boxes)
     assert jaxgrow.grow(growth, wrapped, boxes) is not None
