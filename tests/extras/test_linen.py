@@ -46,6 +46,17 @@ def stranger():
     return params, x
 
 
+def fewer(params):
+    return {k: v for k, v in params.items() if k != "layer1"}
+
+
+def assert_alike(value, gradient, expected, by_hand):
+    """Compare with the model without its middle layer."""
+    assert float(value) == pytest.approx(float(expected), rel=1e-6)
+    assert all((g == 0).all() for g in jax.tree.leaves(gradient["layer1"]))
+    chex.assert_trees_all_close(fewer(gradient), by_hand, rtol=1e-5, atol=1e-6)
+
+
 def dropped(params, x, layers, scale=None, **rest):
     with drop_blocks(Layer, KeepMask(layers, scale)):
         return Loop().apply({"params": params}, x, **rest)
@@ -59,21 +70,13 @@ def test_any_flax_model_drops_layers_and_their_gradients(stranger):
         return jnp.square(dropped(params, x, gate)).sum()
 
     value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params, gate))
-    fewer = {k: v for k, v in params.items() if k != "layer1"}
-    expected, by_hand = jax.jit(
-        jax.value_and_grad(lambda p: jnp.square(HALF.apply({"params": p}, x)).sum())
-    )(fewer)
-    assert float(value) == pytest.approx(float(expected), rel=1e-6)
-    assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
-    chex.assert_trees_all_close(gradient, by_hand, rtol=1e-5, atol=1e-6)
+    without = jax.value_and_grad(lambda p: jnp.square(HALF.apply({"params": p}, x)).sum())
+    assert_alike(value, gradient, *jax.jit(without)(fewer(params)))
     assert "cond" in str(jax.make_jaxpr(jax.grad(loss))(params, gate))
 
 
 def test_kept_layers_draw_the_dropout_of_the_full_model(stranger):
-    """Check the dropout of kept layers, including layers next to dropped layers.
-
-    The random numbers depend on the layer, not on its position in the reduced stack.
-    """
+    """The random numbers depend on the layer, not on its position in the reduced stack."""
     params, x = stranger
     rest = dict(train=True, rngs={"dropout": jax.random.key(3)})
     ones = np.ones(3, np.float32)
@@ -82,11 +85,9 @@ def test_kept_layers_draw_the_dropout_of_the_full_model(stranger):
         return jax.jit(jax.grad(lambda p: jnp.square(apply(p)).sum()))(params)
 
     whole = gradient(lambda p: Loop().apply({"params": p}, x, **rest))
-    chex.assert_trees_all_close(
-        gradient(lambda p: dropped(p, x, ones > 0, ones, **rest)), whole, rtol=1e-5, atol=1e-6
-    )
-    fewer = {k: v for k, v in params.items() if k != "layer1"}
-    expected = jax.jit(lambda p: HALF.apply({"params": p}, x, **rest))(fewer)
+    found = gradient(lambda p: dropped(p, x, ones > 0, ones, **rest))
+    chex.assert_trees_all_close(found, whole, rtol=1e-5, atol=1e-6)
+    expected = jax.jit(lambda p: HALF.apply({"params": p}, x, **rest))(fewer(params))
     found = jax.jit(lambda p: dropped(p, x, np.array([True, False, True]), **rest))(params)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -115,20 +116,14 @@ def test_a_layer_that_is_called_again_draws_other_numbers():
 def test_forward_mode_is_refused(stranger):
     params, x = stranger
     with pytest.raises(TypeError, match="jvp"):
-        jax.jvp(
-            lambda x: dropped(params, x, np.array([True, True, False])),
-            (jnp.asarray(x),),
-            (jnp.ones_like(x),),
-        )
+        jax.jvp(lambda x: dropped(params, x, np.array([True, True, False])), (x,), (x,))
 
 
 def test_block_scaling_of_a_strangers_model(stranger):
     params, x = stranger
     one = jax.jit(Loop((0,)).apply)({"params": params}, x)
     run = jax.jit(lambda layers: dropped(params, x, layers, np.full(3, 2.0)))
-    one, two, none = jax.device_get(
-        (one, run(np.array([True, False, False])), run(np.zeros(3, bool)))
-    )
+    two, none = run(np.array([True, False, False])), run(np.zeros(3, bool))
     np.testing.assert_allclose(two - none, 2 * (one - none), rtol=1e-4, atol=1e-5)
 
 
@@ -142,10 +137,7 @@ def curve(module, x, train, width=3):
 
 
 class Flag(nn.Module):
-    """A block with a positional flag that decides which program is traced.
-
-    The flag follows an array that may be None.
-    """
+    """A block with a flag, after an array that may be None, that decides what is traced."""
 
     @nn.compact
     def __call__(self, x, mask, train):
@@ -196,10 +188,8 @@ class Calls(nn.Module):
 @pytest.mark.parametrize("kind", [Flag, Named, Auxiliary])
 def test_blocks_are_called_and_return_as_they_like(kind):
     """A flag by position or in a dict, an array by name, and an auxiliary loss in the result."""
-    x, gate = (
-        np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32),
-        np.array([True, False, True]),
-    )
+    x = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
+    gate = np.array([True, False, True])
     params = jax.jit(Calls(kind, (0, 1, 2)).init)(jax.random.key(0), x)["params"]
 
     def loss(params, gate=None):
@@ -211,11 +201,7 @@ def test_blocks_are_called_and_return_as_they_like(kind):
         return jnp.square(y).sum() + 3 * more
 
     value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params, gate))
-    fewer = {k: v for k, v in params.items() if k != "layer1"}
-    expected, by_hand = jax.jit(jax.value_and_grad(loss))(fewer)
-    assert float(value) == pytest.approx(float(expected), rel=1e-6)
-    assert all((g == 0).all() for g in jax.tree.leaves(gradient.pop("layer1")))
-    chex.assert_trees_all_close(gradient, by_hand, rtol=1e-5, atol=1e-6)
+    assert_alike(value, gradient, *jax.jit(jax.value_and_grad(loss))(fewer(params)))
 
 
 class Wrong(nn.Module):
@@ -224,12 +210,8 @@ class Wrong(nn.Module):
     @nn.compact
     def __call__(self, x):
         y = nn.Dense(x.shape[-1] + (self.how == "wider"))(x)
-        return {
-            "wider": y,
-            "dict": {"x": y},
-            "count": (y, (y > 0).sum()),
-            "half": y.astype(jnp.float16),
-        }[self.how]
+        results = {"wider": y, "dict": {"x": y}, "count": (y, (y > 0).sum())}
+        return (results | {"half": y.astype(jnp.float16)})[self.how]
 
 
 class Scanned(nn.Module):
@@ -255,10 +237,8 @@ class Scanned(nn.Module):
 def test_what_cannot_be_dropped_is_said(model, block, says):
     x = np.ones((2, 5), np.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), x)
-    with (
-        pytest.raises(ValueError, match=says),
-        drop_blocks(block, KeepMask(np.ones(1 if block is Wrong else 2, bool))),
-    ):
+    keep = KeepMask(np.ones(1 if block is Wrong else 2, bool))
+    with pytest.raises(ValueError, match=says), drop_blocks(block, keep):
         jax.eval_shape(model.apply, params, x)
 
 
