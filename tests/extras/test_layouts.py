@@ -31,7 +31,8 @@ from jaxgrow.extras.integrations.formats import FORMATS, GEMMA, TORCHTITAN, Form
 from jaxgrow.extras.integrations.trees import open_tree
 
 TX = optax.adamw(1e-3)
-WIDE = ("--embed", "16", "--heads", "8", "--kv-heads", "4", "--mlp", "20")
+SIZES = {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 20}
+WIDE = "--method hypercloning --embed 16 --heads 8 --kv-heads 4 --mlp 20".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize(("layout", "shape"), [
@@ -82,24 +83,20 @@ def test_a_levanter_checkpoint_grows_as_in_memory(tmp_path):
         moments = getattr(state[0], kind)
         arrays |= {f"opt_state/0/{kind}/{p}": np.asarray(x) for p, x in moments.items()}
     levanter_step(tmp_path / "a" / "step-3", arrays)
-    given = ("--method", "hypercloning", *WIDE, "--optimizer", "exact")
+    given = (*WIDE, "--optimizer", "exact")
     assert main(["grow", str(tmp_path / "a"), str(tmp_path / "b"), *given]) == 0
     run, grown = (command.open_run(tmp_path / name, None, None) for name in "ab")
     assert run.format is FORMATS["levanter"] and grown.sizes()["heads"] == 8
 
     leaves = {path: run.read(place) for path, place in run.places.items()}
-    growth = operators.hypercloning(
-        run.sizes(), {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 20}
-    )
+    growth = operators.hypercloning(run.sizes(), SIZES)
     _, state = TX.update(leaves, TX.init(leaves), leaves)
     state = grow_optimizer(TX, state, growth, leaves, run.axes, "exact")
     for path, x in grow(growth, leaves, run.axes).items():
         np.testing.assert_allclose(grown.read(grown.places[path]), x, rtol=1e-6)
     for path, place in grown.states:
-        kind = "nu" if place.power == 2 else "mu"
-        np.testing.assert_allclose(
-            grown.read(place), getattr(state[0], kind)[path], rtol=1e-5, err_msg=path
-        )
+        expected = (state[0].nu if place.power == 2 else state[0].mu)[path]
+        np.testing.assert_allclose(grown.read(place), expected, rtol=1e-5, err_msg=path)
     manifest = json.loads((tmp_path / "b" / "step-3" / "manifest.json").read_text())
     shapes = {entry["path"]: tuple(entry["shape"]) for entry in manifest["arrays"]}
     assert shapes == {path: array.shape for path, array in grown.tree.arrays.items()}
@@ -110,20 +107,17 @@ def test_a_levanter_checkpoint_grows_as_in_memory(tmp_path):
 
 
 def test_an_easydel_checkpoint_grows_in_width(tmp_path, capsys):
-    folder, given = easydel_run(tmp_path / "a"), ("--head-dim", str(D), "--method")
-    wide = (str(folder), str(tmp_path / "b"), *given, "hypercloning", *WIDE)
-    assert main(["grow", *wide, "--optimizer", "copy"]) == 0
+    folder, given = str(easydel_run(tmp_path / "a")), ("--head-dim", str(D))
+    assert main(["grow", folder, str(tmp_path / "b"), *given, *WIDE, "--optimizer", "copy"]) == 0
     run, grown = (command.open_run(tmp_path / name, "easydel", None, D) for name in "ab")
     leaves = {path: run.read(place) for path, place in run.places.items()}
-    growth = operators.hypercloning(
-        run.sizes(), {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 20}
-    )
+    growth = operators.hypercloning(run.sizes(), SIZES)
     for path, x in grow(growth, leaves, run.axes).items():
         np.testing.assert_allclose(grown.read(grown.places[path]), x, rtol=1e-6)
     assert len(grown.states) == len(grown.places)
     assert (tmp_path / "b" / "config.json").is_file()
-    deep = (str(folder), str(tmp_path / "c"), *given, "llama_pro", "--layers", "4")
-    assert main(["grow", *deep]) == 1
+    deep = (*given, "--method", "llama_pro", "--layers", "4")
+    assert main(["grow", folder, str(tmp_path / "c"), *deep]) == 1
     assert "format easydel cannot grow layers" in capsys.readouterr().err
 
 
@@ -198,9 +192,7 @@ def test_a_torchtitan_checkpoint_grows_with_its_optimizer(tmp_path, fused):
     torch = pytest.importorskip("torch")
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     names = titan_shapes(fused)
-    content: dict = {
-        path.replace("/", "."): torch.from_numpy(drawn(*s)) for path, s in names.items()
-    }
+    content: dict = {p.replace("/", "."): torch.from_numpy(drawn(*s)) for p, s in names.items()}
     states = dict(names)
     if fused:
         split = ("wq/weight", "wk/weight", "wv/weight")
@@ -218,18 +210,15 @@ def test_a_torchtitan_checkpoint_grows_with_its_optimizer(tmp_path, fused):
     checkpoint.save(content, checkpoint_id=tmp_path / "a" / "step-3", no_dist=True)
 
     given = ("--head-dim", str(D), "--optimizer")
-    wide = ("--method", "hypercloning", *WIDE)
     deep = ("--method", "llama_pro", "--layers", "4")
     a, b, c = (str(tmp_path / name) for name in "abc")
-    assert main(["grow", a, b, *wide, *given, "exact"]) == 0
+    assert main(["grow", a, b, *WIDE, *given, "exact"]) == 0
     assert main(["grow", b, c, *deep, *given, "copy"]) == 0
 
     old, wider, grown = (open_tree(tmp_path / name) for name in "abc")
     run = command.open_run(tmp_path / "a", "torchtitan", None, D)
     assert run.format is TORCHTITAN and run.sizes()["kv_heads"] == K
-    growth = operators.hypercloning(
-        run.sizes(), {"embed": 16, "heads": 8, "kv_heads": 4, "mlp": 20}
-    )
+    growth = operators.hypercloning(run.sizes(), SIZES)
     leaves = {path: run.read(place) for path, place in run.places.items()}
     after = command.open_run(tmp_path / "b", None, None, D)
     for path, x in grow(growth, leaves, run.axes).items():
@@ -237,12 +226,8 @@ def test_a_torchtitan_checkpoint_grows_with_its_optimizer(tmp_path, fused):
     assert len(grown.arrays) > len(wider.arrays) > 0 and len(wider.arrays) == len(old.arrays)
 
     # What torchtitan does: load into the state of the larger model.
-    like = {}
-    for key, about in (
-        checkpoint.FileSystemReader(tmp_path / "c" / "step-3")
-        .read_metadata()
-        .state_dict_metadata.items()
-    ):
+    metadata, like = checkpoint.FileSystemReader(tmp_path / "c" / "step-3").read_metadata(), {}
+    for key, about in metadata.state_dict_metadata.items():
         tensor = hasattr(about, "size")
         like[key] = torch.empty(about.size, dtype=about.properties.dtype) if tensor else None
     checkpoint.load(like, checkpoint_id=tmp_path / "c" / "step-3", no_dist=True)

@@ -16,9 +16,8 @@ from jaxgrow.extras.models.modernbert import ModernBERTConfig
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A GPT-2 with an optimizer state; importing PyTorch fails."""
-    monkeypatch.setattr(
-        torch_optimizer, "import_module_of", lambda name: pytest.fail(f"imports {name}")
-    )
+    refuse = lambda name: pytest.fail(f"imports {name}")  # noqa: E731
+    monkeypatch.setattr(torch_optimizer, "import_module_of", refuse)
     folder, rng = saved(tmp_path / "a"), np.random.default_rng(0)
     content: dict[str, np.ndarray] = {"lr": np.ones(1, np.float32)}
     for name, x in tensors(folder).items():
@@ -30,14 +29,20 @@ def run(tmp_path, monkeypatch):
     return folder
 
 
+def grow(source, target, words: str) -> int:
+    """Run ``jaxgrow grow`` and return its status."""
+    return main(["grow", str(source), str(target), *words.split()])
+
+
+DEEPER = "--method llama_pro --layers 6 --optimizer"
+
+
 def test_moments_grow_as_gradients_do(run, tmp_path):
     """The product of moment and parameter is the product of the grown moment and parameter."""
-    target = tmp_path / "b"
-    widths = ("--embed", "24", "--heads", "8", "--mlp", "40")
-    arguments = ("--method", "hypercloning", *widths, "--optimizer", "exact")
-    assert main(["grow", str(run), str(target), *arguments]) == 0
-    old, grown = (load_file(f / "optimizer.safetensors") for f in (run, target))
-    models = [load_file(f / "model.safetensors") for f in (run, target)]
+    wide = "--method hypercloning --embed 24 --heads 8 --mlp 40 --optimizer exact"
+    assert grow(run, tmp_path / "b", wide) == 0
+    old, grown = (load_file(f / "optimizer.safetensors") for f in (run, tmp_path / "b"))
+    models = [load_file(f / "model.safetensors") for f in (run, tmp_path / "b")]
     assert grown.keys() == old.keys() and grown["lr"] == 1
     for name, p in models[1].items():
         first, second = grown[f"state.{name}.exp_avg"], grown[f"state.{name}.exp_avg_sq"]
@@ -49,8 +54,7 @@ def test_moments_grow_as_gradients_do(run, tmp_path):
 
 
 def test_new_layers_copy_the_moments(run, tmp_path):
-    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
-    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 0
+    assert grow(run, tmp_path / "b", f"{DEEPER} copy") == 0
     grown = load_file(tmp_path / "b" / "optimizer.safetensors")
     for name, p in load_file(tmp_path / "b" / "model.safetensors").items():
         assert grown[f"state.{name}.exp_avg"].shape == p.shape
@@ -83,8 +87,7 @@ def test_a_norm_that_the_source_layer_does_not_have_starts_at_zero(tmp_path, pol
     state = {f"state.{name}.exp_avg": np.full_like(x, 2.0) for name, x in tensors(folder).items()}
     state |= {name + "_sq": x for name, x in state.items()}
     save_file(state, folder / "optimizer.safetensors")
-    arguments = ("--method", "stack", "--layers", "4", "--optimizer", policy)
-    assert main(["grow", str(folder), str(tmp_path / "b"), *arguments]) == 0
+    assert grow(folder, tmp_path / "b", f"--method stack --layers 4 --optimizer {policy}") == 0
     grown = load_file(tmp_path / "b" / "optimizer.safetensors")
     for kind in ("exp_avg", "exp_avg_sq"):
         assert not grown[f"state.model.layers.2.attn_norm.weight.{kind}"].any()
@@ -93,8 +96,7 @@ def test_a_norm_that_the_source_layer_does_not_have_starts_at_zero(tmp_path, pol
 
 def test_new_layers_have_no_state_under_asymmetric(run, tmp_path):
     """PyTorch initialises the state of a parameter only if none of it is there."""
-    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "asymmetric")
-    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 0
+    assert grow(run, tmp_path / "b", f"{DEEPER} asymmetric") == 0
     old, grown = (load_file(f / "optimizer.safetensors") for f in (run, tmp_path / "b"))
     assert len(grown) == len(old)
     new = [name for name in grown if ".h.2." in name or ".h.5." in name]
@@ -106,16 +108,14 @@ def test_copies_of_the_parameters_are_an_error(run, tmp_path, capsys):
     state = load_file(run / "optimizer.safetensors")
     z = {name.replace("exp_avg", "z"): x for name, x in state.items() if name.endswith(".exp_avg")}
     save_file(state | z, run / "optimizer.safetensors")
-    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
-    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 1
+    assert grow(run, tmp_path / "b", f"{DEEPER} copy") == 1
     assert "optimizer state 'z' is a copy of the parameters" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
 def test_names_of_other_models_are_an_error(run, tmp_path, capsys):
     save_file({"state.other.exp_avg": np.ones(3, np.float32)}, run / "optimizer.safetensors")
-    arguments = ("--method", "llama_pro", "--layers", "6", "--optimizer", "copy")
-    assert main(["grow", str(run), str(tmp_path / "b"), *arguments]) == 1
+    assert grow(run, tmp_path / "b", f"{DEEPER} copy") == 1
     assert "has no optimizer state for the parameters" in capsys.readouterr().err
 
 
@@ -125,9 +125,7 @@ def test_the_record_names_the_file_of_pytorch_that_is_written(tmp_path, monkeypa
     monkeypatch.setattr(torch_optimizer, "read_optimizer", lambda file, model: (empty, {}))
     monkeypatch.setattr(torch_optimizer, "write_optimizer", lambda file, *rest: file.write_text(""))
     source = saved(tmp_path / "a")
-    arguments = ("--method", "stack", "--layers", "8", "--optimizer", "copy")
     (tmp_path / "optimizer.bin").write_bytes(b"")
-    state = ("--optimizer-state", str(tmp_path / "optimizer.bin"))
-    for more in ((), ("--overwrite",)):
-        command = ["grow", str(source), str(tmp_path / "b"), *arguments, *state, *more]
-        assert main(command) == 0
+    words = f"{DEEPER} copy --optimizer-state {tmp_path}/optimizer.bin"
+    for more in ("", " --overwrite"):
+        assert grow(source, tmp_path / "b", words + more) == 0

@@ -21,21 +21,15 @@ from jaxgrow import grow, grow_optimizer, operators, stack_layers, unstack_layer
 from jaxgrow.axes import path
 from jaxgrow.checkpoints import CheckpointError
 from jaxgrow.cli.program import main
-from jaxgrow.extras.integrations import command, copying, orbax_run
-from jaxgrow.extras.integrations.formats import (
-    FORMATS,
-    MAXTEXT,
-    TUNIX,
-    from_file,
-    gradient_power,
-    recognise_format,
-)
+from jaxgrow.extras.integrations import command, copying, formats, orbax_run
+from jaxgrow.extras.integrations.formats import FORMATS, MAXTEXT, TUNIX
 from jaxgrow.extras.integrations.orbax_tree import OrbaxTree, Writer
 from jaxgrow.untrusted import UntrustedError
 
 E, L, H, K, D, M, V = 12, 3, 4, 2, 5, 20, 11
 WIDE = {"embed": 24, "heads": 8, "kv_heads": 4, "mlp": 40}
-WIDE_OPTIONS = ("--embed", "24", "--heads", "8", "--kv-heads", "4", "--mlp", "40")
+WIDER = "--method hypercloning --embed 24 --heads 8 --kv-heads 4 --mlp 40 --optimizer"
+DEEPER = "--method stack --layers 6"
 TX = optax.adamw(1e-3)
 maxtext = partial(maxtext_params, sizes=(E, L, H, K, D, M, V))
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided")
@@ -51,14 +45,29 @@ def state_of(params: dict):
 
 
 def written(folder: Path, params: dict, state=None, step: int = 3) -> Path:
-    tree = {
-        "params": params,
-        "opt_state": state_of(params) if state is None else state,
-        "step": jax.numpy.int32(step),
-    }
+    state = state_of(params) if state is None else state
+    tree = {"params": params, "opt_state": state, "step": jax.numpy.int32(step)}
     with ocp.training.Checkpointer(folder) as checkpoints:
         checkpoints.save_checkpointables(step, {"items": tree})
     return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Return a run of MaxText that no test changes."""
+    return written(tmp_path_factory.mktemp("trained") / "run", maxtext(1))
+
+
+def grown(source: Path, target: Path, words: str, *more: object) -> int:
+    """Run ``jaxgrow grow`` and return its status."""
+    return main(["grow", str(source), str(target), *words.split(), *map(str, more)])
+
+
+def axes_of(run, params: dict) -> dict:
+    """Return the axis names of the parameters of a run of MaxText."""
+    return jax.tree_util.tree_map_with_path(
+        lambda p, _: run.axes[path(p).removeprefix("params/")], params
+    )
 
 
 def restored(folder: Path) -> dict[str, np.ndarray]:
@@ -68,12 +77,11 @@ def restored(folder: Path) -> dict[str, np.ndarray]:
     return {path(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def test_layers_are_taken_from_a_list(tmp_path):
-    folder = written(tmp_path / "a", maxtext(1))
-    assert main(["grow", str(folder), str(tmp_path / "b"), "--layers-from", "2,0"]) == 0
+def test_layers_are_taken_from_a_list(tmp_path, trained):
+    assert grown(trained, tmp_path / "b", "--layers-from 2,0") == 0
     record = json.loads((tmp_path / "b/jaxgrow.json").read_text())
     assert record["arguments"]["sources"] == [2, 0] and record["sizes"]["layers"] == 2
-    old, new = restored(folder), restored(tmp_path / "b")
+    old, new = restored(trained), restored(tmp_path / "b")
     for name, x in old.items():  # the parameters and their moments
         expected = x[:, [2, 0]] if "decoder/layers/" in name else x
         np.testing.assert_array_equal(new[name], expected, name)
@@ -94,21 +102,15 @@ def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
     assert run.sizes() == dict(zip(names, (E, L, H, K, D, M, V), strict=True))
     if scan is None:
         params, state = stack_layers(params, layers), stack_layers(state, layers)
-    axes = jax.tree_util.tree_map_with_path(
-        lambda p, _: run.axes[path(p).removeprefix("params/")], params
-    )
-    for name, target, operator in (
-        ("b", WIDE, operators.hypercloning),
-        ("c", {"layers": 6}, operators.llama_pro),
-    ):
-        options = WIDE_OPTIONS if name == "b" else ("--layers", "6")
-        source = tmp_path / ("a" if name == "b" else "b")
-        grown = f"grow {source} {tmp_path}/{name} --method {operator.__name__}".split()
-        assert main([*grown, *options, "--optimizer", policy]) == 0
-        growth = operator(command.open_run(source, None, None).sizes(), target)
-        state = grow_optimizer(
-            TX, state, growth, params, axes, policy, layers=layers if scan is None else None
-        )
+    axes, pattern = axes_of(run, params), layers if scan is None else None
+    for source, target, words, operator, new in (
+        (folder, tmp_path / "b", WIDER, operators.hypercloning, WIDE),
+        (tmp_path / "b", tmp_path / "c", "--method llama_pro --layers 6 --optimizer",
+            operators.llama_pro, {"layers": 6}),
+    ):  # fmt: skip
+        assert grown(source, target, words, policy) == 0
+        growth = operator(command.open_run(source, None, None).sizes(), new)
+        state = grow_optimizer(TX, state, growth, params, axes, policy, layers=pattern)
         params = grow(growth, params, axes)
     if scan is None:
         params, state = unstack_layers(params, layers), unstack_layers(state, layers)
@@ -118,11 +120,8 @@ def test_a_maxtext_tree_grows_as_in_memory(tmp_path, scan, policy):
     assert {p: x.shape for p, x in found.items()} == {p: x.shape for p, x in flat.items()}
     for name, x in flat.items():
         np.testing.assert_allclose(found[name], x, rtol=1e-5, atol=1e-7, err_msg=name)
-    about = json.loads((tmp_path / "c" / "jaxgrow.json").read_text())
-    assert (
-        about["settings"]["base_num_decoder_layers"] == 6
-        and about["settings"]["base_emb_dim"] == 24
-    )
+    settings = json.loads((tmp_path / "c" / "jaxgrow.json").read_text())["settings"]
+    assert settings["base_num_decoder_layers"] == 6 and settings["base_emb_dim"] == 24
 
 
 def accumulated(folder: Path, every: int, steps: int):
@@ -138,20 +137,16 @@ def accumulated(folder: Path, every: int, steps: int):
 def test_accumulated_gradients_grow_as_gradients(tmp_path):
     """The state of nanodo, and of Tunix with gradient accumulation, is one of `MultiSteps`."""
     tx, params, state, source = accumulated(tmp_path / "a", 2, 3)
-    grown = ("grow", str(source), str(tmp_path / "b"), "--method", "hypercloning", *WIDE_OPTIONS)
-    assert main([*grown, "--optimizer", "exact"]) == 0
+    assert grown(source, tmp_path / "b", WIDER, "exact") == 0
     run = command.open_run(source, None, None)
-    axes = jax.tree_util.tree_map_with_path(
-        lambda p, _: run.axes[path(p).removeprefix("params/")], params
-    )
     growth = operators.hypercloning(run.sizes(), WIDE)
-    state = {"opt_state": grow_optimizer(tx, state, growth, params, axes, "exact")}
+    state = grow_optimizer(tx, state, growth, params, axes_of(run, params), "exact")
     found = restored(tmp_path / "b")
-    for p, x in jax.tree_util.tree_leaves_with_path(state):
+    for p, x in jax.tree_util.tree_leaves_with_path({"opt_state": state}):
         np.testing.assert_allclose(found[path(p)], x, rtol=1e-5, atol=1e-7, err_msg=path(p))
 
 
-@pytest.mark.parametrize("name", ["ema", "model_averaging", "opt_state/z"])
+@pytest.mark.parametrize("name", ["ema", "opt_state/z"])
 def test_a_copy_or_an_average_of_the_parameters_grows_like_them(tmp_path, name):
     """An average sorts before the parameters, and `drop` sets only moments to zero."""
     params = maxtext(1)
@@ -165,8 +160,7 @@ def test_a_copy_or_an_average_of_the_parameters_grows_like_them(tmp_path, name):
     run = command.open_run(tmp_path / "a", None, None)
     assert run.prefix == "params/params/"
     for policy in ("copy", "drop", "exact"):
-        arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", policy)
-        assert main(["grow", str(tmp_path / "a"), str(tmp_path / policy), *arguments]) == 0
+        assert grown(tmp_path / "a", tmp_path / policy, WIDER, policy) == 0
         found = restored(tmp_path / policy)
         averages = [path for path in found if path.startswith(f"{name}/")]
         assert len(averages) == len(jax.tree.leaves(params))
@@ -176,11 +170,8 @@ def test_a_copy_or_an_average_of_the_parameters_grows_like_them(tmp_path, name):
 
 
 def test_an_average_of_updates_is_a_moment_and_an_average_alone_is_a_model():
-    assert (
-        gradient_power("opt_state/0/ema/"),
-        gradient_power("ema/params/"),
-        gradient_power("opt_state/0/nu/"),
-    ) == (1, 0, 2)
+    paths = ("opt_state/0/ema/", "ema/params/", "opt_state/0/nu/", "model_averaging/params/")
+    assert [formats.gradient_power(path) for path in paths] == [1, 0, 2, 0]
     paths = [start + mark for start in ("ema/", "opt_state/mu/") for mark in MAXTEXT.marks]
     assert MAXTEXT.prefix(dict.fromkeys(paths)) == "ema/"
 
@@ -188,8 +179,7 @@ def test_an_average_of_updates_is_a_moment_and_an_average_alone_is_a_model():
 def test_dropped_micro_batches_begin_anew(tmp_path):
     """Otherwise, `MultiSteps` would divide the new gradients by a number that includes the old ones."""
     *_, source = accumulated(tmp_path / "a", 3, 4)
-    arguments = ("--method", "hypercloning", *WIDE_OPTIONS, "--optimizer", "drop")
-    assert main(["grow", str(source), str(tmp_path / "b"), *arguments]) == 0
+    assert grown(source, tmp_path / "b", WIDER, "drop") == 0
     found = restored(tmp_path / "b")
     assert all(not x.any() for name, x in found.items() if name.startswith("opt_state/"))
     assert found["step"] == 3 and found["params/params/decoder/logits_dense/kernel"].any()
@@ -232,9 +222,8 @@ def test_a_module_in_a_layer_may_have_the_name_of_one_outside(tmp_path):
     tree = OrbaxTree(tmp_path / "b")
     for i in range(4):
         found = tree.read(f"opt_state/mu/blocks_{i}/LayerNorm_0/scale")
-        np.testing.assert_array_equal(
-            found, old["opt_state"].mu[f"blocks_{i // 2}"]["LayerNorm_0"]["scale"]
-        )
+        expected = old["opt_state"].mu[f"blocks_{i // 2}"]["LayerNorm_0"]["scale"]
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -249,13 +238,12 @@ def test_moments_that_are_no_real_numbers_are_an_error(tmp_path, capsys, change,
     scale, *rest = state_of(params)
     state = (scale._replace(nu=jax.tree.map(change, scale.nu)), *rest)
     folder = written(tmp_path / "a", params, state)
-    grown = ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", str(2 * L)]
-    assert main([*grown, "--optimizer", "exact"]) == 1
+    assert grown(folder, tmp_path / "b", DEEPER, "--optimizer", "exact") == 1
     found = capsys.readouterr().err
     assert re.fullmatch(f"error: .*{says}.*\n", found), found
     assert not (tmp_path / "b").exists()
     if "Use --optimizer drop" in found:
-        assert main([*grown, "--optimizer", "drop"]) == 0
+        assert grown(folder, tmp_path / "b", DEEPER, "--optimizer", "drop") == 0
 
 
 def test_a_state_of_some_layers_only_is_refused(tmp_path):
@@ -271,7 +259,7 @@ def test_a_state_of_some_layers_only_is_refused(tmp_path):
 def test_paths_may_contain_what_has_a_meaning_in_a_url(tmp_path):
     """CI systems, for example, name the folder of a branch ``feature%2Fname``."""
     folder, target = written(tmp_path / "a%2Fb", maxtext(1), {}), tmp_path / "#1 ?"
-    assert main(["grow", str(folder), str(target), "--method", "stack", "--layers", "6"]) == 0
+    assert grown(folder, target, DEEPER) == 0
     old, new = restored(folder), restored(target)
     name = "params/params/decoder/layers/mlp/wo/kernel"
     np.testing.assert_array_equal(new[name], np.tile(old[name], (1, 2, 1)))
@@ -285,7 +273,7 @@ def test_a_run_in_a_read_only_folder_grows_into_a_writable_one(tmp_path):
     for one in every:
         one.chmod(one.stat().st_mode & ~0o222)
     try:
-        assert main(["grow", str(folder), str(target), "--method", "stack", "--layers", "6"]) == 0
+        assert grown(folder, target, DEEPER) == 0
     finally:
         for one in every:
             one.chmod(one.stat().st_mode | 0o200)
@@ -297,9 +285,8 @@ def test_a_grown_checkpoint_of_parameters_alone_grows_again(tmp_path):
     """Its item ``params`` and its record also occur in the folders of this library."""
     with ocp.training.Checkpointer(tmp_path / "a") as checkpoints:
         checkpoints.save_checkpointables(3, {"params": maxtext(1)})
-    for source, target, layers in (("a/3", "b", "6"), ("b", "c", "12")):
-        folders = str(tmp_path / source), str(tmp_path / target)
-        assert main(["grow", *folders, "--method", "stack", "--layers", layers]) == 0
+    assert grown(tmp_path / "a/3", tmp_path / "b", DEEPER) == 0
+    assert grown(tmp_path / "b", tmp_path / "c", "--method stack --layers 12") == 0
     assert command.open_run(tmp_path / "c", None, None).sizes()["layers"] == 12
 
 
@@ -308,8 +295,7 @@ def test_a_damaged_file_is_an_error(tmp_path, capsys):
     folder = written(tmp_path / "a", maxtext(1), {})
     file = max(folder.glob("3/items/ocdbt.process_0/d/*"), key=lambda f: f.stat().st_size)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    arguments = ("--method", "stack", "--layers", "6")
-    assert main(["grow", str(folder), str(tmp_path / "b"), *arguments]) == 1
+    assert grown(folder, tmp_path / "b", DEEPER) == 1
     error = capsys.readouterr().err
     assert "cannot be read, because a file is missing or damaged" in error
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -322,20 +308,19 @@ def test_links_to_steps_are_not_copied(tmp_path):
     (folder / "deleted").symlink_to("2")
     (folder / "logs").mkdir()
     (folder / "logs" / "train.log").write_text("")
-    assert main(["grow", str(folder), str(target), "--method", "stack", "--layers", "6"]) == 0
+    assert grown(folder, target, DEEPER) == 0
     assert {path.name for path in target.iterdir()} == {"3", "logs", "jaxgrow.json"}
     assert (target / "logs" / "train.log").is_file()
 
 
 @pytest.mark.parametrize(("embed", "factor"), [(3 * E // 2, 2 / 3), (2 * E, None)])
-def test_lemon_tells_how_the_eps_of_norms_changes(tmp_path, capsys, embed, factor):
+def test_lemon_tells_how_the_eps_of_norms_changes(tmp_path, trained, capsys, embed, factor):
     """Only an uneven width changes it, and only the trainer's config can apply the change."""
-    folder = written(tmp_path / "a", maxtext(1))
-    arguments = ["grow", str(folder), str(tmp_path / "b"), "--method", "lemon", "--dry-run"]
-    assert main([*arguments, "--embed", str(embed)]) == 0
+    dry = f"--method lemon --dry-run --embed {embed}"
+    assert grown(trained, tmp_path / "b", dry) == 0
     out = capsys.readouterr().out
     assert ("eps of all norms: set it to 0.6666667 times" in out) == (factor is not None)
-    assert main([*arguments, "--embed", str(embed), "--json"]) == 0
+    assert grown(trained, tmp_path / "b", dry, "--json") == 0
     assert json.loads(capsys.readouterr().out).get("norm_eps_factor") == factor
 
 
@@ -347,15 +332,13 @@ def test_inspect_names_what_it_recognises(tmp_path, capsys):
     assert "embed.in.norm.scale" in out and "unchanged by a growth: opt_state/0/count, step" in out
     assert main(["inspect", str(folder / "3" / "items"), "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
-    assert about["settings"] == {
-        **{"base_emb_dim": E, "base_num_query_heads": H, "base_num_kv_heads": K, "base_mlp_dim": M},
-        **{"base_num_decoder_layers": L, "head_dim": D},
-    }
+    names = ("emb_dim", "num_query_heads", "num_kv_heads", "mlp_dim", "num_decoder_layers")
+    sizes = {f"base_{name}": size for name, size in zip(names, (E, H, K, M, L), strict=True)}
+    assert about["settings"] == sizes | {"head_dim": D}
 
 
-def test_one_leaf_is_in_memory_at_a_time(tmp_path, monkeypatch):
-    folder, seen = written(tmp_path / "a", maxtext(1)), []
-    read, write = OrbaxTree.read, Writer.write
+def test_one_leaf_is_in_memory_at_a_time(tmp_path, trained, monkeypatch):
+    seen, read, write = [], OrbaxTree.read, Writer.write
 
     def reading(self, name):
         assert not [r for r in seen if r() is not None], f"beside {name} there are other leaves"
@@ -369,15 +352,14 @@ def test_one_leaf_is_in_memory_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(OrbaxTree, "read", reading)
     monkeypatch.setattr(Writer, "write", writing)
-    run = command.open_run(folder, None, None)
+    run = command.open_run(trained, None, None)
     (tmp_path / "b").mkdir()
     orbax_run.grow_run(run, operators.hypercloning(run.sizes(), WIDE), "exact", tmp_path / "b")
     assert len(seen) == 2 * len(run.tree.arrays)
 
 
-def test_several_processes_write_one_checkpoint(tmp_path, monkeypatch):
-    folder, calls = written(tmp_path / "a", maxtext(1)), []
-    run = command.open_run(folder, None, None)
+def test_several_processes_write_one_checkpoint(tmp_path, trained, monkeypatch):
+    calls, run = [], command.open_run(trained, None, None)
     growth = operators.hypercloning(run.sizes(), WIDE)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -413,40 +395,35 @@ def test_other_programs_have_a_file_of_names(tmp_path, capsys):
     names = {"names": {"a/up": ["embed.in", "mlp"], "*down": ["mlp.in", "embed"]}, "params": "a/up"}
     (tmp_path / "names.json").write_text(json.dumps(names))
     more = ("--names", str(tmp_path / "names.json"))
-    grown = f"grow {tmp_path}/a {tmp_path}/b --method hypercloning --mlp 12".split()
-    assert main([*grown, *more]) == 0
+    assert grown(tmp_path / "a", tmp_path / "b", "--method hypercloning --mlp 12", *more) == 0
     shapes = {p: a.shape for p, a in OrbaxTree(tmp_path / "b").arrays.items()}
-    assert (
-        shapes == {p: (4, 12) if p.endswith("up") else (12, 4) for p in shapes} and len(shapes) == 4
-    )
+    assert shapes == {p: (4, 12) if p.endswith("up") else (12, 4) for p in shapes}
+    assert len(shapes) == 4
     (tmp_path / "names.json").write_text("{}")
     with pytest.raises(CheckpointError, match='must contain "names"'):
-        from_file(tmp_path / "names.json")
+        formats.from_file(tmp_path / "names.json")
 
 
-def test_what_does_not_fit_is_refused(tmp_path, capsys):
-    params = maxtext(1)
+def test_what_does_not_fit_is_refused(tmp_path, trained, capsys):
+    params, wide = maxtext(1), "--method hypercloning --embed"
     params["params"]["decoder"]["layers"]["mlp"]["odd"] = {"kernel": jax.numpy.ones((E, L, M))}
-    folder = written(tmp_path / "a", params)
-    assert main(["inspect", str(folder)]) == 1
+    assert main(["inspect", str(written(tmp_path / "a", params, {}))]) == 1
     assert "decoder/layers/mlp/odd/kernel (12, 3, 20)" in capsys.readouterr().err
-    folder = written(tmp_path / "b", maxtext(1))
-    grown = ("grow", str(folder), str(tmp_path / "c"), "--method", "hypercloning", "--embed", "13")
-    assert main(grown) == 1 and "needs a multiple of 12" in capsys.readouterr().err
-    assert (
-        main([*grown[:-1], "24", "--format", "tunix"]) == 1
-        and "does not have format tunix" in capsys.readouterr().err
-    )
-    assert main([*grown[:-1], "24", "--optimizer", "asymmetric"]) == 2
-    assert main([*grown[:-1], "24", "--dry-run"]) == 0 and not (tmp_path / "c").exists()
+    for words, status, says in (
+        (f"{wide} 13", 1, "needs a multiple of 12"),
+        (f"{wide} 24 --format tunix", 1, "does not have format tunix"),
+        (f"{wide} 24 --optimizer asymmetric", 2, ""),
+        (f"{wide} 24 --dry-run", 0, ""),
+    ):
+        assert grown(trained, tmp_path / "c", words) == status
+        assert says in capsys.readouterr().err and not (tmp_path / "c").exists()
 
 
-def test_an_option_that_would_have_no_effect_is_refused(tmp_path, capsys):
-    folder = written(tmp_path / "a", maxtext(1))
-    grown = f"grow {folder} {tmp_path}/b --method hypercloning --embed 24"
+def test_an_option_that_would_have_no_effect_is_refused(tmp_path, trained, capsys):
     weights = ("--dtype bfloat16", "--to hf", "--shard-size 1GB", "--noise 0", "--seed 1")
     for option in (*weights, "--lora l", "--lora-only", "--optimizer-state o"):
-        assert main(f"{grown} {option}".split()) == 2 and not (tmp_path / "b").exists()
+        assert grown(trained, tmp_path / "b", f"--method hypercloning --embed 24 {option}") == 2
+        assert not (tmp_path / "b").exists()
         assert option.split()[0] + ":" in capsys.readouterr().err
 
 
@@ -456,8 +433,7 @@ TREES = {
     "tunix": "embedder/input_embedding/value final_norm/w/value layers/0/attn/q_proj/w/value",
     "nanodo": "params/embed/embedding params/pos_embed/embedding params/out_ln/scale",
     "levanter": "model/transformer/norm/weight model/embeddings/token_embeddings/weight",
-    "gemma": "params/embedder/input_embedding params/final_norm/scale"
-    " params/layer_0/attn/attn_vec_einsum/w",
+    "gemma": "params/embedder/input_embedding params/final_norm/scale params/layer_0/attn/attn_vec_einsum/w",
     "easydel": "model/model/norm/kernel model/model/embed_tokens/embedding",
     "bonsai": "model/embedder/embedding/value model/final_norm/scale/value model/lm_head/kernel/value",
     "penzai": "params/transformer/embedder.embeddings params/transformer/final_norm/scale.weights",
@@ -466,10 +442,8 @@ TREES = {
 
 
 def test_formats_do_not_claim_each_other():
-    found = {name: recognise_format(dict.fromkeys(t.split())) for name, t in TREES.items()}
-    assert {name: format and format.name for name, format in found.items()} == {
-        n: n for n in FORMATS
-    }
+    found = {name: formats.recognise_format(dict.fromkeys(t.split())) for name, t in TREES.items()}
+    assert {name: of and of.name for name, of in found.items()} == {n: n for n in FORMATS}
     assert TUNIX.prefix({}) is None
 
 
