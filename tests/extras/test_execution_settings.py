@@ -7,6 +7,7 @@ from dataclasses import replace
 import chex
 import pytest
 import runs
+from cases import cases
 
 from train import pretrain
 from train.analysis.runs import refuse_unlike
@@ -20,32 +21,19 @@ from train.extras.run_params import load_params
 ROUNDING = 1e-5
 
 
-def model(experiment, **changes):
-    return replace(experiment, model=replace(experiment.model, **changes))
-
-
 def test_remat_and_attention_change_no_bit_of_a_resumed_run(tmp_path, whole_run):
     runs.killed(whole_run[0], tmp_path / "run", 4)
-    changed = model(whole_run[0], remat="full", attention="xla")
-    pretrain.run_experiment(replace(changed, eval_every=3), tmp_path / "run")
+    changed = replace(whole_run[0].model, remat="full", attention="xla")
+    pretrain.run_experiment(replace(whole_run[0], model=changed, eval_every=3), tmp_path / "run")
     chex.assert_trees_all_equal(load_params(tmp_path / "run"), load_params(whole_run[1]))
 
 
 # For each setting of the execution a value that changes it, here on 8 devices.
-EXECUTED = {
-    "accumulate": 2,
-    "parallel": "pmap",
-    "mesh.data": 4,
-    "mesh.fsdp": 2,
-    "mesh.tensor": 2,
-    "mesh.context": 2,
-    "mesh.gradients": "layer",
-    "model.remat": "full",
-    "model.attention": "xla",
-    "model.scan_layers": False,
-    "on_nan": "skip",
-    "data.cache": "other",
-}
+EXECUTED = {"accumulate": 2, "parallel": "pmap", "mesh.data": 4, "mesh.fsdp": 2, "mesh.tensor": 2}
+EXECUTED |= {"mesh.context": 2, "mesh.gradients": "layer", "model.remat": "full"}
+EXECUTED |= {"model.attention": "xla", "model.scan_layers": False, "on_nan": "skip"}
+EXECUTED |= {"data.cache": "other"}
+FAST = ("mesh.fsdp", "on_nan")
 UNTRIED = {
     "mesh.expert": "the model has no experts",
     "mesh.replica": "it needs several hosts",
@@ -60,26 +48,18 @@ def test_every_setting_of_the_execution_is_tried(whole_run):
     assert {name.replace("data.Data", "data") for name in own} == EXECUTED.keys() | UNTRIED.keys()
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        pytest.param(name, marks=[] if name in ("mesh.fsdp", "on_nan") else pytest.mark.slow)
-        for name in EXECUTED
-    ],
-)
+@pytest.mark.parametrize("setting", cases(EXECUTED.keys(), FAST, ()))
 def test_a_run_resumed_with_another_execution_ends_alike(tmp_path, whole_run, setting):
     value = EXECUTED[setting]
     value = str(tmp_path / value) if setting == "data.cache" else value
-    shutil.copytree(
-        whole_run[1], tmp_path / "run", ignore=shutil.ignore_patterns("8", "result.json")
-    )
+    rest = shutil.ignore_patterns("8", "result.json")
+    shutil.copytree(whole_run[1], tmp_path / "run", ignore=rest)
     other = with_overrides(whole_run[0], [f"{setting}={value}"])
     result = pretrain.run_experiment(other, tmp_path / "run")
     (change,) = result["changes"]
     assert (change["step"], change["after"]) == (6, value)
-    chex.assert_trees_all_close(
-        load_params(tmp_path / "run"), load_params(whole_run[1]), atol=ROUNDING
-    )
+    found, expected = (load_params(folder) for folder in (tmp_path / "run", whole_run[1]))
+    chex.assert_trees_all_close(found, expected, atol=ROUNDING)
 
 
 def test_runs_whose_evaluation_changed_are_not_compared(tmp_path, whole_run):

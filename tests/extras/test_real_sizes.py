@@ -21,66 +21,31 @@ from jaxgrow.models import BERTConfig, Config, GPT2Config, LlamaConfig, ViTConfi
 # layers, embed, heads, key heads, head_dim, mlp
 LLAMA = {
     "Llama-2-7B": (32, 4096, 32, 32, 128, 11008),
-    "Llama-2-13B": (40, 5120, 40, 40, 128, 13824),
     "Llama-3.1-8B": (32, 4096, 32, 8, 128, 14336),
-    "Llama-3.1-70B": (80, 8192, 64, 8, 128, 28672),
-    "Llama-3.2-1B": (16, 2048, 32, 8, 64, 8192),
-    "Llama-3.2-3B": (28, 3072, 24, 8, 128, 8192),
-    "TinyLlama-1.1B": (22, 2048, 32, 4, 64, 5632),
     "SmolLM2-135M": (30, 576, 9, 3, 64, 1536),
     "SmolLM2-360M": (32, 960, 15, 5, 64, 2560),
-    "SmolLM2-1.7B": (24, 2048, 32, 32, 64, 8192),
-}
-QWEN = {
     "Qwen2.5-0.5B": (24, 896, 14, 2, 64, 4864),
     "Qwen2.5-1.5B": (28, 1536, 12, 2, 128, 8960),
-    "Qwen2.5-3B": (36, 2048, 16, 2, 128, 11008),
     "Qwen2.5-7B": (28, 3584, 28, 4, 128, 18944),
-    "Qwen2.5-14B": (48, 5120, 40, 8, 128, 13824),
-    "Qwen2.5-32B": (64, 5120, 40, 8, 128, 27648),
-    "Qwen2.5-72B": (80, 8192, 64, 8, 128, 29568),
-}
-# layers, embed, heads
-GPT2 = {
-    "DistilGPT2": (6, 768, 12),
-    "GPT-2": (12, 768, 12),
-    "GPT-2 medium": (24, 1024, 16),
-    "GPT-2 large": (36, 1280, 20),
-    "GPT-2 XL": (48, 1600, 25),
-}
-BERT = {"BERT-tiny": (2, 128, 2), "BERT-base": (12, 768, 12), "BERT-large": (24, 1024, 16)}
-VIT = {
-    "DeiT-tiny": (12, 192, 3),
-    "DeiT-small": (12, 384, 6),
-    "ViT-base": (12, 768, 12),
-    "ViT-large": (24, 1024, 16),
 }
 
 
 def _config(family: type[Config], layers: int, embed: int, heads: int, **more) -> Config:
-    return family(
-        layers=layers,
-        embed=embed,
-        heads=heads,
-        **({"head_dim": embed // heads, "mlp": 4 * embed} | more),
-    )
+    sizes = {"head_dim": embed // heads, "mlp": 4 * embed} | more
+    return family(layers=layers, embed=embed, heads=heads, **sizes)
 
 
-def _llama(sizes: tuple[int, ...], **more) -> Config:
-    layers, embed, heads, kv_heads, head_dim, mlp = sizes
-    shared = {"kv_heads": kv_heads, "head_dim": head_dim, "mlp": mlp, "vocab": 7}
-    return _config(LlamaConfig, layers, embed, heads, **shared, **more)
+def _llama(layers, embed, heads, kv_heads, head_dim, mlp, **more) -> Config:
+    own = {"kv_heads": kv_heads, "head_dim": head_dim, "mlp": mlp, "vocab": 7}
+    return _config(LlamaConfig, layers, embed, heads, **own, **more)
 
 
 MODELS: dict[str, Config] = {
-    **{name: _llama(sizes) for name, sizes in LLAMA.items()},
-    **{name: _llama(sizes, qkv_bias=True) for name, sizes in QWEN.items()},
-    **{name: _config(GPT2Config, *sizes, vocab=7, context=7) for name, sizes in GPT2.items()},
-    **{
-        name: _config(BERTConfig, *sizes, vocab=7, context=7, norm="post")
-        for name, sizes in BERT.items()
-    },
-    **{name: _config(ViTConfig, *sizes, classes=7) for name, sizes in VIT.items()},
+    **{name: _llama(*sizes, qkv_bias=name.startswith("Qwen")) for name, sizes in LLAMA.items()},
+    "GPT-2": _config(GPT2Config, 12, 768, 12, vocab=7, context=7),
+    "GPT-2 XL": _config(GPT2Config, 48, 1600, 25, vocab=7, context=7),
+    "BERT-large": _config(BERTConfig, 24, 1024, 16, vocab=7, context=7, norm="post"),
+    "DeiT-tiny": _config(ViTConfig, 12, 192, 3, classes=7),
 }
 models = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 
@@ -118,16 +83,13 @@ def test_heads_coalesce_by_name_at_every_size(config):
     assert grown(up, small) == config
     shared = config.sizes().get("kv_heads", config.heads)
     times = next(size for size in (2, 3, 5) if shared % size == 0)
-    assert [getattr(config, axis) for axis in ("heads", "embed", "mlp")] == [
-        times * getattr(small, axis) for axis in ("heads", "embed", "mlp")
-    ]
+    for axis in ("heads", "embed", "mlp"):
+        assert getattr(config, axis) == times * getattr(small, axis)
     assert preserves_function(up)
     # The composition C(D(s)) is the identity on s.
     for name, m in compose(down, up).items():
         for matrix in (m.write, m.read):
-            assert isinstance(matrix, SparseMap) and matrix.shape == (small.sizes()[name],) * 2, (
-                name
-            )
+            assert isinstance(matrix, SparseMap) and matrix.shape == (small.sizes()[name],) * 2
             np.testing.assert_array_equal(matrix.index[:, 0], np.arange(matrix.old), err_msg=name)
             np.testing.assert_allclose(matrix.weight, 1, rtol=0, atol=1e-12, err_msg=name)
     # A merged query head reads the merge of the key heads that its old heads read.
