@@ -16,9 +16,8 @@ from flax import nnx
 from third_party import Stranger, tokens
 from tunix_models import llama_of_nnx
 
-import jaxgrow
 import jaxgrow.extras.integrations.nnx as of_nnx
-from jaxgrow import from_rules, infer_rules, operators, sizes, stack_layers
+from jaxgrow import infer_rules
 
 # These warnings concern the packages.
 pytestmark = [
@@ -44,23 +43,14 @@ def their_ranks():
 
 
 def gpt2() -> tuple[Stranger, dict]:
-    """GPT-2 of transformers 4, Flax Linen: fused and flat heads, and a tied head.
-
-    The kernels have the layout of PyTorch and the names of Flax.
-    """
-    found = pytest.importorskip(
-        "transformers.models.gpt2.modeling_flax_gpt2", reason="pip install 'transformers<5'"
-    )
+    """GPT-2 of transformers 4, Flax Linen: fused and flat heads, kernels as in PyTorch, a tied head."""
+    name = "transformers.models.gpt2.modeling_flax_gpt2"
+    found = pytest.importorskip(name, reason="pip install 'transformers<5'")
 
     def module(sizes):
-        config = found.GPT2Config(
-            vocab_size=sizes["vocab"],
-            n_positions=sizes["context"],
-            n_layer=sizes["layers"],
-            n_embd=sizes["embed"],
-            n_head=sizes["heads"],
-            n_inner=sizes["mlp"],
-        )
+        names = {"vocab_size": "vocab", "n_positions": "context", "n_layer": "layers"}
+        names |= {"n_embd": "embed", "n_head": "heads", "n_inner": "mlp"}
+        config = found.GPT2Config(**{key: sizes[name] for key, name in names.items()})
         return found.FlaxGPT2LMHeadModule(config)
 
     def apply(sizes):
@@ -70,19 +60,15 @@ def gpt2() -> tuple[Stranger, dict]:
 
     def shapes(sizes):
         init = partial(module(sizes).init, return_dict=False)
-        return jax.eval_shape(
-            init, jax.random.key(0), tokens(), jnp.ones_like(tokens()), POSITIONS
-        )["params"]
+        given = (tokens(), jnp.ones_like(tokens()), POSITIONS)
+        return jax.eval_shape(init, jax.random.key(0), *given)["params"]
 
     fused = (
         ("attn/c_attn/kernel", "(parts heads head_dim) embed", PARTS),
         ("attn/c_attn/bias", "(parts heads head_dim)", PARTS),
         ("attn/c_proj/kernel", "embed (heads head_dim)"),
     )
-    corrected = {
-        "transformer/ln_f/scale": ("embed.in.norm.scale",),
-        "transformer/ln_f/bias": ("embed.in.norm.bias",),
-    }
+    corrected = {f"transformer/ln_f/{x}": (f"embed.in.norm.{x}",) for x in ("scale", "bias")}
     return Stranger(shapes, apply, "transformer/h/{}", {}, fused, SMALL, WIDE), corrected
 
 
@@ -91,26 +77,18 @@ def nanodo() -> tuple[Stranger, dict]:
     found = pytest.importorskip("nanodo.model", reason="nanodo, from its repository")
 
     def module(sizes):
-        letters = {
-            "D": "embed",
-            "H": "heads",
-            "L": "context",
-            "N": "layers",
-            "V": "vocab",
-            "F": "mlp",
-        }
-        sized = {letter: sizes[name] for letter, name in letters.items()}
+        names = zip("DHLNVF", ("embed", "heads", "context", "layers", "vocab", "mlp"), strict=True)
+        sized = {letter: sizes[name] for letter, name in names}
         return found.TransformerDo(found.DoConfig(**sized, fsdp_enabled=False))
 
-    return Stranger(
-        lambda sizes: jax.eval_shape(module(sizes).init, jax.random.key(0), tokens())["params"],
-        lambda sizes: lambda params, tokens: module(sizes).apply({"params": params}, tokens),
-        "blocks_{}",
-        {},
-        (),
-        SMALL,
-        WIDE,
-    ), {"out_ln/scale": ("embed.in.norm.scale",)}
+    def shapes(sizes):
+        return jax.eval_shape(module(sizes).init, jax.random.key(0), tokens())["params"]
+
+    def apply(sizes):
+        return lambda params, tokens: module(sizes).apply({"params": params}, tokens)
+
+    corrected = {"out_ln/scale": ("embed.in.norm.scale",)}
+    return Stranger(shapes, apply, "blocks_{}", {}, (), SMALL, WIDE), corrected
 
 
 def tunix() -> tuple[Stranger, dict]:
@@ -125,9 +103,8 @@ def tunix() -> tuple[Stranger, dict]:
             tokens, POSITIONS, None, mask
         )[0]
 
-    return Stranger(shapes, apply, "layers/{}", {}, (), SMALL_GQA, WIDE_GQA), {
-        "final_norm/w": ("embed.in.norm.scale",)
-    }
+    corrected = {"final_norm/w": ("embed.in.norm.scale",)}
+    return Stranger(shapes, apply, "layers/{}", {}, (), SMALL_GQA, WIDE_GQA), corrected
 
 
 def eqx_zoo() -> tuple[Stranger, dict]:
@@ -136,18 +113,11 @@ def eqx_zoo() -> tuple[Stranger, dict]:
     found = pytest.importorskip("eqx_zoo.models.causal_lm", reason="pip install eqx-zoo")
 
     def known(sizes):
-        hugging_face = {
-            "architectures": ["Qwen3ForCausalLM"],
-            "vocab_size": sizes["vocab"],
-            "hidden_size": sizes["embed"],
-            "intermediate_size": sizes["mlp"],
-            "num_hidden_layers": sizes["layers"],
-            "num_attention_heads": sizes["heads"],
-            "num_key_value_heads": sizes["kv_heads"],
-            "head_dim": sizes["head_dim"],
-            "rms_norm_eps": 1e-6,
-        }
-        config = found.Config.from_hf(hugging_face)
+        names = {"vocab_size": "vocab", "hidden_size": "embed", "intermediate_size": "mlp"}
+        names |= {"num_hidden_layers": "layers", "num_attention_heads": "heads"}
+        names |= {"num_key_value_heads": "kv_heads", "head_dim": "head_dim"}
+        about = {"architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6}
+        config = found.Config.from_hf(about | {key: sizes[n] for key, n in names.items()})
         model = eqx.filter_eval_shape(lambda: found.CausalLM(config, key=jax.random.key(0)))
         return eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
@@ -159,9 +129,8 @@ def eqx_zoo() -> tuple[Stranger, dict]:
         ("self_attn/[qkv]_proj/weight", "(heads head_dim) embed"),
         ("self_attn/o_proj/weight", "embed (heads head_dim)"),
     )
-    return Stranger(
-        lambda sizes: known(sizes)[0], apply, "layers/{}", {}, fused, SMALL_GQA, WIDE_GQA
-    ), {}
+    shapes = lambda sizes: known(sizes)[0]  # noqa: E731
+    return Stranger(shapes, apply, "layers/{}", {}, fused, SMALL_GQA, WIDE_GQA), {}
 
 
 def named(model: Stranger, corrected: dict) -> Stranger:
@@ -185,35 +154,10 @@ def test_a_public_model_keeps_its_function_and_trains_on(journey):
 
 
 def test_each_axis_that_is_read_must_be_said_to_be(journey):
-    """The control: each forgotten ``.in`` changes the outputs, including those in the corrections.
-
-    The scale before a tied head is one of the leaves that need ``.in``.
-    """
+    """The control: each forgotten ``.in`` changes the outputs, also that before a tied head."""
     off = third_party.forgotten(journey)
     unseen = {leaf for leaf, by in off.items() if by < 100 * ATOL}
     # A norm of queries and keys cancels the factor by which their kernels were too large, so equal
     # outputs prove nothing there.
-    assert unseen == {leaf for leaf in off if leaf.endswith(("q_proj/weight", "k_proj/weight"))}, (
-        off
-    )
-
-
-def test_a_model_of_nnx_is_grown_as_a_model():
-    """The `nnx` integration grows a model bitwise like `grow`, and the graph has the new sizes."""
-    stranger = named(*tunix())
-    given = third_party.drawn(stranger.shapes(SMALL_GQA), np.float32)
-    model = of_nnx.build_nnx(llama_of_nnx(SMALL_GQA), given)
-    axes = stack_layers(from_rules(given, stranger.rules), "layers/{}")
-    growth = operators.hypercloning(sizes(stack_layers(given, "layers/{}"), axes), WIDE_GQA)
-    wide = of_nnx.grow_nnx(
-        model, growth, axes, llama_of_nnx({**SMALL_GQA, **WIDE_GQA}), "layers/{}"
-    )
-    stacked = jaxgrow.grow(growth, stack_layers(given, "layers/{}"), axes)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        nnx.as_pure(nnx.state(wide, nnx.Param)),
-        jaxgrow.restructure(
-            jaxgrow.unstack_layers(stacked, "layers/{}"), stranger.shapes({**SMALL_GQA, **WIDE_GQA})
-        ),
-    )
-    assert wide.layers[0].attn.num_kv_heads == WIDE_GQA["kv_heads"]
+    cancelled = ("q_proj/weight", "k_proj/weight")
+    assert unseen == {leaf for leaf in off if leaf.endswith(cancelled)}, off

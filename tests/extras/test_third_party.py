@@ -51,24 +51,12 @@ def forgotten(source: Path, leaf: str, file: Path, capsys, options=(), **more: s
 
 # --- MaxText ---
 
-MAXTEXT = {
-    "dataset_type": "synthetic",
-    "hardware": "cpu",
-    "skip_jax_distributed_system": True,
-    "checkpoint_period": 3,
-    "async_checkpointing": False,
-    "per_device_batch_size": 2,
-    "max_target_length": 16,
-    "vocab_size": 64,
-    "head_dim": 8,
-    "attention": "dot_product",
-    "dtype": "float32",
-    "learning_rate": 1e-2,
-    "warmup_steps_fraction": 0.0,
-    "learning_rate_schedule_steps": 1000,
-    "enable_goodput_recording": False,
-    "monitor_goodput": False,
-}
+MAXTEXT = dict(
+    dataset_type="synthetic", hardware="cpu", skip_jax_distributed_system=True, checkpoint_period=3,
+    async_checkpointing=False, per_device_batch_size=2, max_target_length=16, vocab_size=64, head_dim=8,
+    attention="dot_product", dtype="float32", learning_rate=1e-2, warmup_steps_fraction=0.0,
+    learning_rate_schedule_steps=1000, enable_goodput_recording=False, monitor_goodput=False,
+)  # fmt: skip
 LOSS = re.compile(r"completed step: (\d+),.*? loss: ([\d.]+)")
 
 
@@ -108,25 +96,20 @@ def settings_of(module: str) -> dict:
 
 @pytest.mark.third_party
 @pytest.mark.parametrize("module", ["nnx", "linen"])
-@pytest.mark.parametrize(
-    "layout",
-    [{"param_scan_axis": 1}, {"param_scan_axis": 0}, {"scan_layers": False}],
-    ids=["axis 1", "axis 0", "unscanned"],
-)
+@pytest.mark.parametrize("layout", [
+    {"param_scan_axis": 1}, {"param_scan_axis": 0}, {"scan_layers": False},
+], ids=["axis 1", "axis 0", "unscanned"])  # fmt: skip
 def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, module, capsys):
     """Six steps alone; three steps, growth in width and depth, three steps of the larger model."""
     small = {"base_emb_dim": 16, "base_num_query_heads": 4, "base_num_kv_heads": 2}
     small |= {"base_mlp_dim": 32, "base_num_decoder_layers": 2}
     layout = {**layout, **settings_of(module)}
     alone = maxtext(tmp_path, "small", 7, small, layout)
-    steps = tmp_path / "small" / "checkpoints"
-    wide = grown(steps / "3", tmp_path / "wide3" / "checkpoints" / "3", *WIDE)
-    deep = grown(
-        tmp_path / "wide3" / "checkpoints" / "3", tmp_path / "deep" / "checkpoints" / "3", *DEEP
-    )
-    assert (
-        wide["settings"]["base_emb_dim"] == 32 and deep["settings"]["base_num_decoder_layers"] == 4
-    )
+    step = "checkpoints/3"
+    wide = grown(tmp_path / "small" / step, tmp_path / "wide3" / step, *WIDE)
+    deep = grown(tmp_path / "wide3" / step, tmp_path / "deep" / step, *DEEP)
+    assert wide["settings"]["base_emb_dim"] == 32
+    assert deep["settings"]["base_num_decoder_layers"] == 4
     losses = maxtext(tmp_path, "deep", 7, deep["settings"], layout)
     first = min(losses)
     assert first == 4  # the step after the restored one
@@ -135,10 +118,9 @@ def test_a_run_of_maxtext_continues_after_growth(tmp_path, layout, module, capsy
 
     scanned = "decoder/layers/" if layout.get("scan_layers", True) else "decoder/layers_{}/"
     more = {"layers": "decoder/layers_{}", "params": "decoder/decoder_norm/scale"}
-    names = forgotten(
-        steps / "3", f"{scanned}mlp/wo/kernel", tmp_path / "names.json", capsys, **more
-    )
-    grown(steps / "3", tmp_path / "wrong" / "checkpoints" / "3", *WIDE, names=names)
+    leaf = f"{scanned}mlp/wo/kernel"
+    names = forgotten(tmp_path / "small" / step, leaf, tmp_path / "names.json", capsys, **more)
+    grown(tmp_path / "small" / step, tmp_path / "wrong" / step, *WIDE, names=names)
     wrong = maxtext(tmp_path, "wrong", 5, wide["settings"], layout)
     print(f"alone {alone}\ngrown {losses}\ncontrol {wrong}")
     assert abs(wrong[first] - alone[first]) > 2e-2
