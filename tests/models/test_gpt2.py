@@ -17,24 +17,11 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxgrow.models import GPT2Config
 from jaxgrow.models.stack import Remat
-from jaxgrow.operators import hypercloning, stack
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE = 1e-10
-
-
-# --- names ---
-
-
-def test_resized_is_the_config_of_the_grown_model():
-    config = tiny.config()
-    grown = config.resized(
-        {**hypercloning(tiny.WIDTHS, tiny.wider(2)), **stack(tiny.WIDTHS, {"layers": 5})}
-    )
-    assert grown == replace(config, layers=5, embed=12, heads=6, mlp=18)
 
 
 def test_paper_axes_swap_input_and_output_around_the_blocks():
@@ -46,31 +33,13 @@ def test_paper_axes_swap_input_and_output_around_the_blocks():
     assert published["blocks"] == axes["blocks"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"heads": 0, "mlp": -1}, r"heads is 0, less than 1, mlp is -1, less than 1"),
-        ({"dtype": "float16"}, "dtype must be 'float32', 'bfloat16' or 'float64', not 'float16'"),
-    ],
-)
-def test_config_errors(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        GPT2Config(**wrong)
-
-
-# --- the function ---
-
-
 def norm(x, p):
     """Return ``(x - mean) / sqrt(var + 1e-5) * scale + bias`` of one position."""
     return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * p["scale"] + p["bias"]
 
 
 def attention(x, p, i):
-    """Compute attention by position and head.
-
-    The equation is ``sum_s softmax_s(q_t k_s / sqrt(K)) v_s``, with s up to t.
-    """
+    """Compute ``sum_s softmax_s(q_t k_s / sqrt(K)) v_s``, s up to t, by position and head."""
     (T, _), H, K = x.shape, *p["query"]["bias"][i].shape
     out = np.zeros_like(x) + p["out"]["bias"][i]
     for h in range(H):
@@ -90,18 +59,9 @@ def mlp(x, p, i):
 
 
 def logits(params, tokens):
-    """Compute the logits of GPT-2 for one sequence.
-
-    Each layer is ``x += attention(norm(x)); x += mlp(norm(x))``, followed by the final norm and
-    head.
-    """
+    """Compute the logits of one sequence: each layer is x += attention(norm(x)); x += mlp(norm(x))."""
     b = params["blocks"]
-    x = np.stack(
-        [
-            params["token_embedding"][w] + params["position_embedding"][t]
-            for t, w in enumerate(tokens)
-        ]
-    )
+    x = params["token_embedding"][tokens] + params["position_embedding"][: len(tokens)]
     for i in range(len(b["mlp"]["up"]["bias"])):
 
         def normed(x, name, i=i):
@@ -118,19 +78,8 @@ def test_logits_are_those_of_the_equations(tied):
     config = tiny.config(tied=tied, layers=3)
     params, tokens = tiny.params(config), tiny.tokens(2, 7)
     expected = np.stack([logits(params, sequence) for sequence in tokens])
-    np.testing.assert_allclose(
-        tiny.forward(config)(params, tokens), expected, rtol=0, atol=TOLERANCE
-    )
-
-
-def test_the_future_changes_no_bit_of_the_past():
-    config = tiny.config()
-    params, tokens = tiny.params(config), tiny.tokens(2, 7)
-    other = tokens.copy()
-    other[:, 4:] = (other[:, 4:] + 3) % config.vocab
-    one, two = (np.asarray(tiny.forward(config)(params, t)) for t in (tokens, other))
-    np.testing.assert_array_equal(one[:, :4], two[:, :4])
-    assert (one[:, 4:] != two[:, 4:]).any(-1).all()
+    found = tiny.forward(config)(params, tokens)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_unrolled_layers_are_no_loop():
@@ -155,25 +104,17 @@ def test_remat_policies_save_the_documented_arrays():
     others = remat - weights
     of_layers = {shape: n for shape, n in others.items() if shape[0] == config.layers}
     # In this order, the stored values are x; q, k and v; out; up.
-    assert of_layers == {
-        (2, 3, 5, 6): 1,
-        (2, 15, 15): 3,
-        (2, 15, 6): 1,
-        (2, 15, 9): 1,
-    }
+    assert of_layers == {(2, 3, 5, 6): 1, (2, 15, 15): 3, (2, 15, 6): 1, (2, 15, 9): 1}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "close"), [("bfloat16", 0.2), pytest.param("float32", 1e-5, marks=pytest.mark.slow)]
-)
-def test_low_precision_keeps_logits_in_float32(dtype, close):
-    config = tiny.config(dtype=dtype)
+def test_low_precision_keeps_logits_in_float32():
+    config = tiny.config(dtype="bfloat16")
     params = tiny.params(config, dtype="float32")
     low = tiny.forward(config)(params, tiny.tokens())
     exact = tiny.forward(tiny.config())(tiny.params(tiny.config()), tiny.tokens())
     assert low.dtype == jnp.float32
     assert exact.dtype == jnp.float64
-    assert 0 < jnp.abs(low - exact).max() < close * exact.std()
+    assert 0 < jnp.abs(low - exact).max() < 0.2 * exact.std()
 
 
 INITIALISED = """
