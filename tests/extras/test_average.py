@@ -11,7 +11,7 @@ import optax
 import pytest
 import runs
 
-from jaxgrow import checkpoints, grow
+from jaxgrow import checkpoints
 from jaxgrow.cli.program import main
 from train import pretrain
 from train.data.windows import next_tokens
@@ -57,24 +57,19 @@ TRANSFORMS: list[Transform] = [
 
 
 def applied(phase, models):
-    return jax.eval_shape(lambda m: phase.shapes(m, TX), models), jax.jit(
-        lambda m: phase.shapes(m, TX)
-    )(models)
+    def shapes(m):
+        return phase.shapes(m, TX)
+
+    return jax.eval_shape(shapes, models), jax.jit(shapes)(models)
 
 
 @pytest.mark.parametrize("phase", TRANSFORMS, ids=lambda phase: phase.kind)
 def test_a_transition_changes_the_average_as_the_weights(phase):
-    models = {
-        "small": model(runs.SMALL, 1),
-        "large": model(runs.LARGE, 2),
-        "up": model(runs.LARGE, 3),
-        "coarse1": model(COARSE, 4),
-    }
+    configs = {"small": runs.SMALL, "large": runs.LARGE, "up": runs.LARGE, "coarse1": COARSE}
+    models = {name: model(config, seed) for seed, (name, config) in enumerate(configs.items())}
     shapes, found = applied(phase, models)
     assert jax.tree.structure(shapes) == jax.tree.structure(found)
-    swapped = {
-        name: replace(m, params=m.average, opt=None, average=None) for name, m in models.items()
-    }
+    swapped = {n: replace(m, params=m.average, opt=None, average=None) for n, m in models.items()}
     chex.assert_trees_all_equal(found.average, applied(phase, swapped)[1].params)
     equal = {name: replace(m, average=m.params) for name, m in models.items()}
     chex.assert_trees_all_equal(applied(phase, equal)[1].average, found.params)
@@ -82,21 +77,11 @@ def test_a_transition_changes_the_average_as_the_weights(phase):
     assert applied(phase, without)[1].average is None
 
 
-def test_the_average_grows_by_the_maps_of_the_weights():
-    phase = replace(TRANSFORMS[0], noise=None)
-    small = model(runs.SMALL, 1)
-    found, config = small.average, runs.SMALL
-    for growth in phase.growths:
-        found, config = grow(growth, found, config.axes()), config.resized(growth)
-    chex.assert_trees_all_close(applied(phase, {"small": small})[1].average, found, rtol=1e-6)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("average")
-    e = runs.experiment(
-        folder, method=GROWN, model=runs.LARGE, optim=OPTIM, checkpoint_every=1, eval_every=1
-    )
+    often = dict(checkpoint_every=1, eval_every=1)
+    e = runs.experiment(folder, method=GROWN, model=runs.LARGE, optim=OPTIM, **often)
     pretrain.run_experiment(e, folder / "run")
     return e, folder / "run"
 
@@ -125,11 +110,10 @@ def test_the_loss_of_the_average_is_logged_and_in_the_result(whole):
     # The same command converts both, with the same files for `transformers`.
     for folder in (run, run / "ema"):
         assert main(["convert", str(folder), str(run.parent / "hf" / folder.name)]) == 0
-    files, same = (
-        {path.name for path in (run.parent / "hf" / n).iterdir()} for n in ("run", "ema")
-    )
+    hf = run.parent / "hf"
+    files, same = ({path.name for path in (hf / n).iterdir()} for n in ("run", "ema"))
     assert files == same >= {"tokenizer.json", "README.md", "model.safetensors"}
-    card = (run.parent / "hf" / "ema" / "README.md").read_text()
+    card = (hf / "ema" / "README.md").read_text()
     assert f"* loss: {result['val_loss_ema']:.4f}" in card
 
 
