@@ -54,9 +54,8 @@ def test_a_new_operator_needs_no_other_list():
     done = subprocess.run(code, cwd=DOCS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("first_again ")]
-    assert [" ".join(line.split()) for line in lines] == [
-        "first_again mlp (at most twice the old size) yes"
-    ]
+    (words,) = [" ".join(line.split()) for line in lines]
+    assert words == "first_again mlp (at most twice the old size) yes"
 
 
 def test_the_table_of_the_docs_comes_from_the_registry(monkeypatch):
@@ -73,9 +72,7 @@ def test_every_operator_is_exported_and_in_one_group():
     for name, found in operators.OPERATORS.items():
         assert getattr(operators, name) is found.function and name in dir(operators)
         assert [group.get(name) for group in groups].count(found.function) == 1
-
-
-def test_net2net_is_another_name_of_fpi():
+    # another name of `fpi`
     assert operators.OPERATORS["net2net"] is operators.OPERATORS["fpi"]
     assert operators.net2net is operators.fpi
 
@@ -153,9 +150,7 @@ def test_key_value_heads_of_a_stage_grow_with_the_query_heads_that_read_them(nam
 
 
 @pytest.mark.parametrize(
-    "groups",
-    [{"heads": "far"}, {"kv_heads": "far"}, {"heads": ((0, 1), (2, 3))}],
-    ids=str,
+    "groups", [{"heads": "far"}, {"kv_heads": "far"}, {"heads": ((0, 1), (2, 3))}], ids=str
 )
 def test_key_value_heads_of_a_stage_are_merged_with_their_query_heads(groups):
     found = matrices(operators.decoalesce(of_stage(SIZES), **groups))
