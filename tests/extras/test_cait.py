@@ -1,18 +1,17 @@
-"""CaiT has the right parameter names and cost, follows the paper's equations and grows correctly.
-
-The tolerance is 1e-10, for float64 through two layers and two class layers.
-"""
+"""CaiT has the right parameter names, follows the paper's equations and grows, in float64."""
 
 from collections import Counter
 from dataclasses import replace
-from math import erf
+from functools import partial
 
 import chex
+import equations
 import jax
 import numpy as np
 import pytest
 import tiny
 import vision
+from equations import mlp
 
 from jaxgrow.extras.models.cait import CaiTConfig
 
@@ -27,37 +26,18 @@ def config(dtype="float64", **changes) -> CaiTConfig:
     return CaiTConfig(**SMALL | changes, dtype=dtype)
 
 
-# --- names ---
-
-
-@pytest.mark.parametrize(("layers", "begins"), [(12, 0.1), (24, 1e-5), (36, 1e-6)])
-def test_layer_scale_begins_smaller_in_deeper_models(layers, begins):
-    assert config(layers=layers).layer_scale == begins
-
-
-def test_layer_scale_begins_there_in_layers_and_class_layers():
-    small = config("float32")
-
-    def scales(key):
-        params = small.init(key)
-        return [
-            params[part][name]
-            for part in ("blocks", "class_blocks")
-            for name in ("attention_scale", "mlp_scale")
-        ]
-
+def test_layer_scale_begins_smaller_in_deeper_models():
+    """It is the same in layers and class layers."""
+    begins = {n: config(layers=n).layer_scale for n in (12, 24, 36)}
+    assert begins == {12: 0.1, 24: 1e-5, 36: 1e-6}
     with jax.enable_x64(False):
-        for found in jax.jit(scales)(jax.random.key(0)):
-            np.testing.assert_array_equal(found, np.float32(0.1))
+        params = jax.jit(config("float32").init)(jax.random.key(0))
+    for part in ("blocks", "class_blocks"):
+        for name in ("attention_scale", "mlp_scale"):
+            np.testing.assert_array_equal(params[part][name], np.float32(0.1))
 
 
-# --- the function ---
-
-
-def norm(x, p):
-    """Return ``(x - mean) / sqrt(var + 1e-6) * scale + bias`` of each row."""
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"][None] + p["bias"][None]
+norm = partial(equations.norm, eps=1e-6)
 
 
 def softmax(x):
@@ -65,10 +45,7 @@ def softmax(x):
 
 
 def attention(u, z, p, talking):
-    """Compute attention query by query, with mixing of the heads before and after the softmax.
-
-    Each head then sums its values with the mixed weights.
-    """
+    """Mix the heads before and after the softmax; each head then sums its values."""
     H, _ = p["query"]["bias"].shape
     q, k, v = (
         np.stack([x @ p[n]["kernel"][:, h] + p[n]["bias"][h][None] for h in range(H)])
@@ -89,21 +66,12 @@ def attention(u, z, p, talking):
     return out
 
 
-def mlp(x, p):
-    h = x @ p["up"]["kernel"] + p["up"]["bias"][None]
-    h = h / 2 * (1 + np.vectorize(erf)(h / np.sqrt(2)))
-    return h @ p["down"]["kernel"] + p["down"]["bias"][None]
-
-
 def logits(params, image, patch):
     """Compute the logits of one image by Sections 2 and 3 of the paper."""
     side = len(image) // patch
-    x = []
-    for i in range(side):
-        for j in range(side):
-            pixels = image[i * patch : (i + 1) * patch, j * patch : (j + 1) * patch]
-            x.append(np.einsum("pqc,pqcd->d", pixels, params["patch_embedding"]["kernel"]))
-    x = np.stack(x) + params["patch_embedding"]["bias"][None] + params["position_embedding"]
+    patches = image.reshape(side, patch, side, patch, -1)
+    x = np.einsum("ipjqc,pqcd->ijd", patches, params["patch_embedding"]["kernel"])
+    x = x.reshape(side**2, -1) + params["patch_embedding"]["bias"] + params["position_embedding"]
 
     def layer(part, i):
         return jax.tree.map(lambda w: w[i], params[part])
@@ -111,24 +79,23 @@ def logits(params, image, patch):
     for i in range(len(params["blocks"]["mlp_scale"])):
         p = layer("blocks", i)
         h = norm(x, p["attention_norm"])
-        x = x + p["attention_scale"][None] * attention(h, h, p["attention"], True)
-        x = x + p["mlp_scale"][None] * mlp(norm(x, p["mlp_norm"]), p["mlp"])
+        x = x + p["attention_scale"] * attention(h, h, p["attention"], True)
+        x = x + p["mlp_scale"] * mlp(norm(x, p["mlp_norm"]), p["mlp"])
     u = params["class_embedding"][None]
     for i in range(len(params["class_blocks"]["mlp_scale"])):
         p = layer("class_blocks", i)
         z = norm(np.concatenate([u, x]), p["attention_norm"])
-        u = u + p["attention_scale"][None] * attention(z[:1], z, p["attention"], False)
-        u = u + p["mlp_scale"][None] * mlp(norm(u, p["mlp_norm"]), p["mlp"])
-    return norm(u, params["final_norm"])[0] @ params["head"]["kernel"] + params["head"]["bias"]
+        u = u + p["attention_scale"] * attention(z[:1], z, p["attention"], False)
+        u = u + p["mlp_scale"] * mlp(norm(u, p["mlp_norm"]), p["mlp"])
+    return equations.linear(norm(u, params["final_norm"])[0], params["head"])
 
 
 def test_logits_are_those_of_the_equations():
     small = config()
     params = tiny.params(small)
     expected = np.stack([logits(params, image, small.patch) for image in vision.images(small)])
-    np.testing.assert_allclose(
-        vision.forward(small)(params, vision.images(small)), expected, rtol=0, atol=EXACT
-    )
+    found = vision.forward(small)(params, vision.images(small))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=EXACT)
 
 
 def test_rematerialising_is_of_both_stacks():
@@ -143,9 +110,6 @@ def test_rematerialising_is_of_both_stacks():
     assert remat - plain == {}
 
 
-# --- growth ---
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_learned_maps_grow_it_and_talking_heads_have_own_maps(shared):
     small, target = config(), {"layers": 3, "embed": 8, "heads": 5, "mlp": 10}
@@ -154,11 +118,7 @@ def test_learned_maps_grow_it_and_talking_heads_have_own_maps(shared):
     assert width["heads"]["write"].shape == (*each, 5, 3)
     assert width["query"]["write"].shape == (*each, 5 * 7, 3 * 7)
     assert width["class_blocks/query"]["write"].shape == (5 * 7, 3 * 7)
-    assert {
-        f"blocks/{part}_{kind}" for part in ("attention", "mlp") for kind in ("norm", "scale")
-    } < set(coefficients["depth"])
+    kinds = [(part, kind) for part in ("attention", "mlp") for kind in ("norm", "scale")]
+    assert {f"blocks/{part}_{kind}" for part, kind in kinds} < set(coefficients["depth"])
     assert "blocks" not in coefficients["depth"]  # two LayerScales in one folder are two modules
     chex.assert_trees_all_equal_shapes(params, tiny.shapes(replace(small, **target)))
-
-
-# --- dropped and frozen layers, dropped patches, cost ---

@@ -1,8 +1,4 @@
-"""DeBERTa: its scores, positions, growth, layer dropping, cost, and the settings of its files.
-
-The tolerance is 1e-10, for float64 through two layers. `tests/extras/test_interop_families.py`
-compares the logits with `transformers`.
-"""
+"""DeBERTa: its equations, in float64, and its settings. `test_interop_families` compares logits."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,11 +7,10 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from equations import linear, mlp, norm
 
-from jaxgrow import sizes
 from jaxgrow.checkpoints import FAMILIES
 from jaxgrow.extras.models.deberta import DeBERTaConfig, distance_rows
-from jaxgrow.models import from_json
 from jaxgrow.models.stack import KeptTokens
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -34,12 +29,8 @@ def inputs(**more):
     return {"tokens": np.random.default_rng(0).integers(0, 11, (2, 7)), **more}
 
 
-def test_axes_are_config_fields():
-    c = config()
-    found = sizes(tiny.shapes(c), tiny.axes(c))
-    assert found == c.sizes() == {name: getattr(c, name) for name in found}
-    assert from_json(c.as_json()) == c
-    axes = tiny.axes(c)
+def test_axes_of_relative_positions():
+    axes = tiny.axes(config())
     assert axes["relative_embedding"] == ("distances", "embed.below")
     key = axes["blocks"]["attention"]["key"]["kernel"]
     assert key == ("layers", "embed.in", "heads", "head_dim.in")
@@ -66,15 +57,6 @@ def test_distances_above_a_quarter_share_buckets():
     np.testing.assert_array_equal(rows[511::-1] - 256, -right)
 
 
-def linear(x, w):
-    return np.tensordot(x, w["kernel"], 1) + w["bias"]
-
-
-def norm(x, w, eps):
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w["scale"] + w["bias"]
-
-
 def test_scores_are_those_of_the_equation():
     """Compare one layer with loops over heads, queries and keys."""
     c = config(layers=1, head="states", eps=1e-3)
@@ -96,16 +78,16 @@ def test_scores_are_those_of_the_equation():
         out[b, i, h] = weights @ v[b, :, h] / weights.sum()
     y = np.tensordot(out, a["out"]["kernel"], 2) + a["out"]["bias"]
     x = norm(x + y, layer["attention_norm"], c.eps)
-    h = np.asarray(jax.nn.gelu(linear(x, layer["mlp"]["up"]), approximate=False))
-    expected = norm(x + linear(h, layer["mlp"]["down"]), layer["mlp_norm"], c.eps)
+    expected = norm(x + mlp(x, layer["mlp"]), layer["mlp_norm"], c.eps)
     np.testing.assert_allclose(tiny.forward(c)(params, inputs()), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_hidden_tokens_change_nothing_at_visible_ones():
     c, mask = config(), np.arange(7) < np.array([[7], [4]])
     other = np.where(mask, inputs()["tokens"], (inputs()["tokens"] + 3) % 11)
+    run, params = tiny.forward(c), tiny.params(c)
     one, two = (
-        np.asarray(tiny.forward(c)(tiny.params(c), {"tokens": tokens, "mask": mask}))
+        np.asarray(run(params, {"tokens": tokens, "mask": mask}))
         for tokens in (inputs()["tokens"], other)
     )
     np.testing.assert_array_equal(one, two)
@@ -120,9 +102,8 @@ def test_kept_tokens_keep_their_distances():
     found = jax.jit(lambda p: c.module.apply({"params": p}, inputs(), kept_tokens=kept))(params)
     mask = np.isin(np.arange(7), places[0])[None].repeat(2, 0)
     everywhere = tiny.forward(c)(params, inputs(mask=mask))
-    np.testing.assert_allclose(
-        found[:, places[0]], everywhere[:, places[0]], rtol=0, atol=TOLERANCE
-    )
+    at = (slice(None), places[0])
+    np.testing.assert_allclose(found[at], everywhere[at], rtol=0, atol=TOLERANCE)
 
 
 def test_frozen_layers_freeze_the_relative_positions():
@@ -130,17 +111,13 @@ def test_frozen_layers_freeze_the_relative_positions():
 
     def loss(params, frozen):
         given = inputs(positions=np.array([[0], [2]], np.int32))
-        out = c.module.apply(
-            {"params": params}, given, targets=given["tokens"][:, :1], frozen=frozen
-        )
-        return out[0]
+        passes = {"targets": given["tokens"][:, :1], "frozen": frozen}
+        return c.module.apply({"params": params}, given, **passes)[0]
 
     one = jax.jit(jax.grad(partial(loss, frozen=1)))(tiny.params(c))
     assert not np.any(one["relative_embedding"]) and not np.any(one["relative_norm"]["scale"])
     assert np.any(one["blocks"]["attention"]["key"]["kernel"][1])
 
-
-# --- the settings of files ---
 
 # The published config of DeBERTa-v3-base.
 SAID = dict(

@@ -1,11 +1,13 @@
-"""The functions of Swin V2, patch by patch in NumPy."""
+"""Layers in NumPy, and the attention of Swin V2, patch by patch."""
+
+from math import erf
 
 import numpy as np
 
 
-def norm(x, p):
+def norm(x, p, eps=1e-5):
     x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * p["scale"] + p["bias"]
 
 
 def unit(x):
@@ -14,6 +16,11 @@ def unit(x):
 
 def linear(x, p):
     return np.tensordot(x, p["kernel"], (-1, 0)) + p.get("bias", 0)
+
+
+def mlp(x, p):
+    h = linear(x, p["up"])
+    return linear(h / 2 * (1 + np.vectorize(erf)(h / np.sqrt(2))), p["down"])
 
 
 def attention(x, p, window, trained, shift):
@@ -30,21 +37,17 @@ def attention(x, p, window, trained, shift):
     places = np.array([(i, j) for i in range(padded) for j in range(padded)])
     out = np.zeros((side, side, x.shape[-1]))
     for i, j in (place for place in places if max(place) < side):
-        mine = (
-            (places - shift) % padded // window == (np.array([i, j]) - shift) % padded // window
-        ).all(1)
-        seen = places[mine & (np.abs(places - [i, j]).max(1) < window)]
-        apart = np.array([i, j]) - seen
+        here = np.array([i, j])
+        same = (places - shift) % padded // window == (here - shift) % padded // window
+        seen = places[same.all(1) & (np.abs(places - here).max(1) < window)]
+        apart = here - seen
         apart = np.sign(apart) * np.log2(1 + np.abs(8 * apart / (trained - 1))) / np.log2(8)
-        bias = 16 / (
-            1 + np.exp(-linear(np.maximum(linear(apart, p["position_up"]), 0), p["position_down"]))
-        )
+        hidden = np.maximum(linear(apart, p["position_up"]), 0)
+        bias = 16 / (1 + np.exp(-linear(hidden, p["position_down"])))
         out[i, j] = p["out"]["bias"]
         for h in range(heads):
-            scores = (
-                np.exp(min(p["log_scale"][h], np.log(100))) * k[*seen.T, h] @ q[i, j, h]
-                + bias[:, h]
-            )
+            scale = np.exp(min(p["log_scale"][h], np.log(100)))
+            scores = scale * k[*seen.T, h] @ q[i, j, h] + bias[:, h]
             weights = np.exp(scores) / np.exp(scores).sum()
             out[i, j] += weights @ v[*seen.T, h] @ p["out"]["kernel"][h]
     return out
