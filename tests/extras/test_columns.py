@@ -70,26 +70,22 @@ def test_columns_of_text_are_read(read, tmp_path, name, suffix):
 def test_the_texts_of_a_list_are_lines_of_one_document(read, tmp_path):
     path = written(tmp_path / "a.parquet", pa.array([["a", "", "b"], ["c"]]))
     assert read(path).tobytes() == b"a\nb\0c\0"
-    (tmp_path / "a.jsonl").write_text(
-        '{"m": [{"t": "a"}, {"t": "b"}]}\n{"m.t": "c"}\n{"m": {"t": null}}\n'
-    )
+    lines = '{"m": [{"t": "a"}, {"t": "b"}]}\n{"m.t": "c"}\n{"m": {"t": null}}\n'
+    (tmp_path / "a.jsonl").write_text(lines)
     assert read(tmp_path / "a.jsonl", field="m.t").tobytes() == b"a\nb\0c\0"
 
 
-def test_binary_that_is_not_utf_8_is_replaced(read, tmp_path):
-    path = written(tmp_path / "a.parquet", pa.array([[b"a\xff"]]))
-    assert read(path).tobytes().decode() == "a\N{REPLACEMENT CHARACTER}\0"
-
-
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-@pytest.mark.parametrize("nest", [list, dict])
+@pytest.mark.parametrize("nest", ["list", "record", "binary"])
 def test_strings_that_are_not_utf_8_are_replaced(read, tmp_path, nest, suffix):
-    texts = pa.array([b"a\xff", b"b"]).view(pa.string())
-    column: Any = pa.StructArray.from_arrays([texts], ["a"])
-    if nest is list:
-        column = pa.ListArray.from_arrays([0, 1, 2], texts)
+    texts = pa.array([b"a\xff", b"b"])
+    column: Any = {
+        "binary": pa.ListArray.from_arrays([0, 1, 2], texts),
+        "list": pa.ListArray.from_arrays([0, 1, 2], texts.view(pa.string())),
+        "record": pa.StructArray.from_arrays([texts.view(pa.string())], ["a"]),
+    }[nest]
     path = written(tmp_path / f"a.{suffix}", column)
-    found = read(path, field="text" if nest is list else "text.a")
+    found = read(path, field="text.a" if nest == "record" else "text")
     assert found.tobytes().decode() == "a\N{REPLACEMENT CHARACTER}\0b\0"
 
 
