@@ -29,13 +29,10 @@ def branch(experiment, folder, run, step=None):
     return pretrain.run_experiment(experiment, folder, start=start)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"mesh": Mesh(fsdp=2), "accumulate": 2},
-        pytest.param({"parallel": "pmap"}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"mesh": Mesh(fsdp=2), "accumulate": 2},
+    pytest.param({"parallel": "pmap"}, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_other_devices_go_on_with_the_same_steps(tmp_path, whole_run, changes):
     branch(replace(whole_run[0], **changes), tmp_path / "new", whole_run[1], 4)
     runs.assert_close(tmp_path / "new", whole_run[1])
@@ -121,9 +118,11 @@ def test_a_grown_run_goes_on_as_a_plain_one(tmp_path):
 
 def test_after_a_divergence_the_advice_works(tmp_path, monkeypatch):
     real = inputs.learning_rate
-    monkeypatch.setattr(
-        inputs, "learning_rate", lambda o, n, i: 3e38 if i == 5 and o.peak_lr == 1e-2 else real(o, n, i)
-    )  # fmt: skip
+
+    def rate(optim, steps, i):
+        return 3e38 if i == 5 and optim.peak_lr == 1e-2 else real(optim, steps, i)
+
+    monkeypatch.setattr(inputs, "learning_rate", rate)
     one = runs.experiment(tmp_path, checkpoint_every=2, log_every=1)
     with pytest.raises(Diverged) as error:
         pretrain.run_experiment(one, tmp_path / "run")
@@ -171,16 +170,14 @@ def test_a_begun_run_keeps_its_start(tmp_path, whole_run):
     branch(whole_run[0], begun, whole_run[1], 4)
     (begun / "result.json").unlink()
     for wrong in (f"{whole_run[1]}@2", str(tmp_path)):
-        with pytest.raises(
-            UserError, match=f"has begun with --from {whole_run[1]}@4: give the same"
-        ):
+        says = f"has begun with --from {whole_run[1]}@4: give the same"
+        with pytest.raises(UserError, match=says):
             pretrain.run_experiment(whole_run[0], begun, start=wrong)
     pretrain.run_experiment(whole_run[0], begun)  # without --from
     runs.assert_same_end(begun, whole_run[1])
     (begun / "result.json").unlink()
-    with pytest.raises(
-        UserError, match="is also the folder of the new run: give another --workdir"
-    ):
+    says = "is also the folder of the new run: give another --workdir"
+    with pytest.raises(UserError, match=says):
         pretrain.run_experiment(whole_run[0], begun, start=f"{begun}@4")
     runs.killed(whole_run[0], tmp_path / "plain", 2)
     with pytest.raises(UserError, match="has begun without --from"):
