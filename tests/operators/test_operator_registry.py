@@ -54,8 +54,9 @@ def test_a_new_operator_needs_no_other_list():
     done = subprocess.run(code, cwd=DOCS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("first_again ")]
-    (words,) = [" ".join(line.split()) for line in lines]
-    assert words == "first_again mlp (at most twice the old size) yes"
+    assert [" ".join(line.split()) for line in lines] == [
+        "first_again mlp (at most twice the old size) yes"
+    ]
 
 
 def test_the_table_of_the_docs_comes_from_the_registry(monkeypatch):
@@ -72,7 +73,9 @@ def test_every_operator_is_exported_and_in_one_group():
     for name, found in operators.OPERATORS.items():
         assert getattr(operators, name) is found.function and name in dir(operators)
         assert [group.get(name) for group in groups].count(found.function) == 1
-    # another name of `fpi`
+
+
+def test_net2net_is_another_name_of_fpi():
     assert operators.OPERATORS["net2net"] is operators.OPERATORS["fpi"]
     assert operators.net2net is operators.fpi
 
@@ -150,7 +153,9 @@ def test_key_value_heads_of_a_stage_grow_with_the_query_heads_that_read_them(nam
 
 
 @pytest.mark.parametrize(
-    "groups", [{"heads": "far"}, {"kv_heads": "far"}, {"heads": ((0, 1), (2, 3))}], ids=str
+    "groups",
+    [{"heads": "far"}, {"kv_heads": "far"}, {"heads": ((0, 1), (2, 3))}],
+    ids=str,
 )
 def test_key_value_heads_of_a_stage_are_merged_with_their_query_heads(groups):
     found = matrices(operators.decoalesce(of_stage(SIZES), **groups))

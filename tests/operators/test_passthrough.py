@@ -24,7 +24,7 @@ LLAMA = LlamaConfig(
     **{"vocab": 11, "context": 7, "layers": LAYERS, "embed": 12, "heads": 4, "kv_heads": 2},
     **{"head_dim": 4, "mlp": 9, "kinds": "fsns", "window": 2, "local_theta": 100.0},
 )
-CONFIGS = {"llama": LLAMA, "experts": replace(LLAMA, experts=3)}
+CONFIGS = {"gpt2": GPT2, "llama": LLAMA, "experts": replace(LLAMA, experts=3)}
 lists = st.lists(st.integers(0, LAYERS - 1), min_size=1, max_size=7)
 
 

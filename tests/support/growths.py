@@ -49,42 +49,49 @@ def registered(operator: Operator) -> Row:
     return Row(growth, keeps, INVERSES[operator.inverts], operator.dual)
 
 
-def of_heads(count: int, heads, keeps: bool, inverts) -> Row:
-    """Return the row of a decoalescing to ``count`` heads, with `embed` and `mlp` in proportion."""
-    return Row(
-        decoalesce(to(heads=count, embed=2 * count, mlp=3 * count), heads=heads), keeps, inverts
-    )
-
-
-def of_layers(count: int, layers) -> Growth:
-    return decoalesce(to(layers=count), layers=layers)
-
-
-RANDOM = {
-    size: tiny.random_groups(size, into, seed)
-    for size, into, seed in ((10, 3, 1), (20, 9, 2), (18, 9, 3))
-}
 OPERATORS = {
     **{
         name: registered(found)
         for name, found in registry.OPERATORS.items()
         if found.example and name == found.name
     },
-    "decoalesce heads, far pairs": of_heads(6, "far", True, BIT),
-    "decoalesce heads, adjacent pairs": of_heads(6, "adjacent", True, BIT),
-    "decoalesce heads, threes": of_heads(9, far(9, 3), True, ROUNDED),
-    "decoalesce heads, 4 + 2 + 1": of_heads(7, ((5, 0, 6, 2), (1, 4), (3,)), False, BIT),
-    "decoalesce heads, random": of_heads(10, RANDOM[10], False, ROUNDED),
-    "decoalesce mlp, random": Row(decoalesce(to(mlp=20), mlp=RANDOM[20]), True, ROUNDED),
-    "decoalesce layers, far pairs": Row(of_layers(4, "far"), False, BIT),
-    "decoalesce layers, adjacent pairs": Row(of_layers(4, "adjacent"), False, BIT),
-    "decoalesce layers, 3 + 2": Row(of_layers(5, ((3, 0, 4), (2, 1))), False, ROUNDED),
+    "decoalesce heads, far pairs": Row(
+        decoalesce(to(heads=6, embed=12, mlp=18), heads="far"), True, BIT
+    ),
+    "decoalesce heads, adjacent pairs": Row(
+        decoalesce(to(heads=6, embed=12, mlp=18), heads="adjacent"), True, BIT
+    ),
+    "decoalesce heads, threes": Row(
+        decoalesce(to(heads=9, embed=18, mlp=27), heads=far(9, 3)), True, ROUNDED
+    ),
+    "decoalesce heads, 4 + 2 + 1": Row(
+        decoalesce(to(heads=7, embed=14, mlp=21), heads=((5, 0, 6, 2), (1, 4), (3,))), False, BIT
+    ),
+    "decoalesce heads, random": Row(
+        decoalesce(to(heads=10, embed=20, mlp=30), heads=tiny.random_groups(10, 3, seed=1)),
+        False,
+        ROUNDED,
+    ),
+    "decoalesce mlp, random": Row(
+        decoalesce(to(mlp=20), mlp=tiny.random_groups(20, 9, seed=2)), True, ROUNDED
+    ),
+    "decoalesce layers, far pairs": Row(decoalesce(to(layers=4), layers="far"), False, BIT),
+    "decoalesce layers, adjacent pairs": Row(
+        decoalesce(to(layers=4), layers="adjacent"), False, BIT
+    ),
+    "decoalesce layers, 3 + 2": Row(
+        decoalesce(to(layers=5), layers=((3, 0, 4), (2, 1))), False, ROUNDED
+    ),
     "decoalesce everything": Row(
-        decoalesce(to(**tiny.BIG), heads="far", mlp=RANDOM[18], layers="adjacent"), False, ROUNDED
+        decoalesce(
+            to(**tiny.BIG), heads="far", mlp=tiny.random_groups(18, 9, seed=3), layers="adjacent"
+        ),
+        False,
+        ROUNDED,
     ),
     "stack, ragged": Row(stack(OLD, {"layers": 5}), False, ROUNDED),
     "interleave, ragged": Row(interleave(OLD, {"layers": 5}), False, ROUNDED),
-    "fpi, ragged": Row(fpi(OLD, RAGGED, seed=2), False, ROUNDED),
+    "fpi, ragged": Row(fpi(OLD, {"embed": 8, "heads": 5, "mlp": 13}, seed=2), False, ROUNDED),
     "hypercloning 3": Row(hypercloning(OLD, tiny.wider(3)), True, ROUNDED),
     "solar, blended": Row(solar(OLD, {"layers": 3}, blend=1), False, ROUNDED),
     "zero_pad heads and mlp": Row(zero_pad(OLD, {"heads": 5, "mlp": 13}), True, BIT),
