@@ -1,7 +1,7 @@
 """Maps are checked against integer examples by hand, then against laws that hold for every map.
 
-Read the first half to see what each map does. Integers, halves and quarters are exact in float64,
-so their tolerance is zero; random dense products have tolerance 1e-12.
+Integers, halves and quarters are exact in float64, so their tolerance is zero; random dense
+products have tolerance 1e-12.
 """
 
 import re
@@ -30,58 +30,45 @@ def equal(a, b):
 # --- by hand ---
 
 
-def test_select_copies_writers_and_shares_readers():
+UP = {"a": select([0, 1, 1], 2)}
+TILE, REPEAT, BLOCKS = (
+    {"a": m} for m in (tile(3, 2), repeat(3, 2), blocks(select([1, 0, 1], 2), 2))
+)
+KERNEL = [[6, 12], [18, 24]]
+BY_HAND = {  # (growth, leaf, its axis names, the grown leaf)
+    "writers are copied": (UP, [10, 20], ["a"], [10, 20, 20]),
+    "readers are shared": (UP, [[10], [20]], ["a.in", "b"], [[10], [10], [10]]),
+    "read times kernel times write":
+        (UP | {"b": select([1, 0], 2)}, KERNEL, ["a.in", "b"], [[12, 6], [12, 9], [12, 9]]),
+    "tile repeats the axis": (TILE, [1, 2, 3], ["a"], [1, 2, 3, 1, 2, 3]),
+    "tile, readers": (TILE, [2, 4, 6], ["a.in"], [1, 2, 3, 1, 2, 3]),
+    "repeat repeats each unit": (REPEAT, [1, 2, 3], ["a"], [1, 1, 2, 2, 3, 3]),
+    "identity": ({"a": identity(3)}, [1, 2, 3], ["a"], [1, 2, 3]),
+    "identity, readers": ({"a": identity(3)}, [1, 2, 3], ["a.in"], [1, 2, 3]),
+    "blocks move whole heads": (BLOCKS, [1, 2, 3, 4], ["a"], [3, 4, 1, 2, 3, 4]),
+    "blocks, readers": (BLOCKS, [1, 2, 6, 8], ["a.in"], [3, 4, 1, 2, 3, 4]),
+    "swap takes means of writers": (swap(UP), [10, 20, 40], ["a"], [10, 30]),
+    "swap takes sums of readers": (swap(UP), [10, 20, 40], ["a.in"], [10, 60]),
+    "dual shares writers": (dual(UP), [10, 20], ["a"], [10, 10, 10]),
+    "dual copies readers": (dual(UP), [10, 20], ["a.in"], [10, 20, 20]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("growth", "leaf", "names", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_maps_by_hand(growth, leaf, names, expected):
+    equal(grow(growth, np.array(leaf, float), tuple(names)), expected)
+
+
+def test_a_selection_is_two_matrices():
     m = select([0, 1, 1], old=2)
     equal(m.write, [[1, 0], [0, 1], [0, 1]])
     equal(m.read, [[1, 0], [0, 0.5], [0, 0.5]])
     assert (m.old, m.new) == (2, 3)
-    bias, kernel = np.array([10.0, 20.0]), np.array([[10.0], [20.0]])
-    equal(grow({"a": m}, bias, ("a",)), [10, 20, 20])
-    equal(grow({"a": m}, kernel, ("a.in", "b")), [[10], [10], [10]])
-
-
-def test_a_kernel_is_read_times_kernel_times_write():
-    kernel = np.array([[6.0, 12.0], [18.0, 24.0]])
-    maps = {"a": select([0, 1, 1], 2), "b": select([1, 0], 2)}
-    equal(grow(maps, kernel, ("a.in", "b")), [[12, 6], [12, 9], [12, 9]])
-
-
-def test_tile_repeats_the_axis_and_repeat_repeats_each_unit():
-    x = np.array([1, 2, 3], float)
-    equal(apply(tile(3, 2).write, x, 0), [1, 2, 3, 1, 2, 3])
-    equal(apply(repeat(3, 2).write, x, 0), [1, 1, 2, 2, 3, 3])
-    equal(apply(tile(3, 2).read, 2 * x, 0), [1, 2, 3, 1, 2, 3])
-    equal(identity(3).write, np.eye(3))
-    equal(identity(3).read, np.eye(3))
-
-
-def test_blocks_move_whole_heads():
-    m = blocks(select([1, 0, 1], 2), size=2)
-    x = np.array([1, 2, 3, 4], float)
-    equal(apply(m.write, x, 0), [3, 4, 1, 2, 3, 4])
-    equal(m.write, np.kron([[0, 1], [1, 0], [0, 1]], np.eye(2)))
-    equal(m.read, np.kron([[0, 0.5], [1, 0], [0, 0.5]], np.eye(2)))
-
-
-def test_swap_takes_means_of_writers_and_sums_of_readers():
-    down = swap({"a": select([0, 1, 1], 2)})
-    equal(down["a"].write, [[1, 0, 0], [0, 0.5, 0.5]])
-    equal(down["a"].read, [[1, 0, 0], [0, 1, 1]])
-    equal(grow(down, np.array([10.0, 20.0, 40.0]), ("a",)), [10, 30])
-    equal(grow(down, np.array([10.0, 20.0, 40.0]), ("a.in",)), [10, 60])
-
-
-def test_dual_exchanges_writers_and_readers():
-    growth = {"a": select([0, 1, 1], 2)}
-    equal(grow(dual(growth), np.array([10.0, 20.0]), ("a",)), [10, 10, 10])
-    equal(grow(dual(growth), np.array([10.0, 20.0]), ("a.in",)), [10, 20, 20])
 
 
 def test_compose_applies_both_maps_and_keeps_unshared_axes():
-    first, second = (
-        {"a": select([0, 1, 1], 2), "b": tile(2, 2)},
-        {"a": select([2, 0], 3), "c": tile(3, 2)},
-    )
+    first = {"a": select([0, 1, 1], 2), "b": tile(2, 2)}
+    second = {"a": select([2, 0], 3), "c": tile(3, 2)}
     both = compose(second, first)
     assert set(both) == {"a", "b", "c"}
     equal(both["a"].write, [[0, 1], [1, 0]])
@@ -93,9 +80,8 @@ def test_compose_applies_both_maps_and_keeps_unshared_axes():
 def test_sparse_products_use_as_few_terms_as_they_need():
     pairs, fours = swap({"a": tile(2, 2)})["a"].write, swap({"a": tile(1, 4)})["a"].write
     assert pairs.index.shape == (2, 2)
-    assert (
-        matmul(swap({"a": tile(1, 2)})["a"].write, pairs).index.shape == fours.index.shape == (1, 4)
-    )
+    both = matmul(swap({"a": tile(1, 2)})["a"].write, pairs)
+    assert both.index.shape == fours.index.shape == (1, 4)
     assert matmul(pairs, tile(2, 2).write).index.shape == (2, 1)
     empty = transpose(select([2, 2], 4).write)
     equal(empty, [[0, 0], [0, 0], [1, 1], [0, 0]])
@@ -103,27 +89,17 @@ def test_sparse_products_use_as_few_terms_as_they_need():
 
 # --- rules, by hand ---
 
-LEAVES = {
-    "up": {"kernel": np.array([[1.0, 2]]), "bias": np.array([3.0, 4])},
-    "down": {"bias": np.array([5.0])},
-}
+LEAVES = {"up": {"kernel": np.array([[1.0, 2]]), "bias": np.array([3.0, 4])}}
+LEAVES["down"] = {"bias": np.array([5.0])}
 LEAVES_AXES = {"up": {"kernel": ("a.in", "b"), "bias": ("b.bias",)}, "down": {"bias": ("a.bias",)}}
-FIRST, SECOND = (
-    {"b": AxisMap(m, m)}
-    for m in (np.array([[1.0, 0], [0, 1], [0, 0]]), np.array([[0, 0], [0, 0], [0, 1.0]]))
-)
+TERMS = np.array([[1.0, 0], [0, 1], [0, 0]]), np.array([[0, 0], [0, 0], [0, 1.0]])
+FIRST, SECOND = ({"b": AxisMap(m, m)} for m in TERMS)
 
 
 def test_first_matching_rule_applies_and_other_leaves_stay():
     twice = {"b": AxisMap(2 * np.eye(2), 2 * np.eye(2))}
-    growth = Rules(
-        (
-            Rule((twice,), "*/kernel"),
-            Rule(({"b": tile(2, 1)},), "up/*"),
-            Rule((twice,), "*/bias", ("b",)),
-        )
-    )
-    grown = grow(growth, LEAVES, LEAVES_AXES)
+    rules = Rule((twice,), "*/kernel"), Rule(({"b": tile(2, 1)},), "up/*")
+    grown = grow(Rules((*rules, Rule((twice,), "*/bias", ("b",)))), LEAVES, LEAVES_AXES)
     equal(grown["up"]["kernel"], [[2, 4]])
     equal(grown["up"]["bias"], [3, 4])
     assert grown["down"]["bias"] is LEAVES["down"]["bias"]
@@ -135,26 +111,17 @@ def test_a_rule_needs_all_of_its_axes_and_its_whole_path():
 
     def grown(path, *axes, roles=()):
         out = grow(Rules((Rule((twice,), path, axes, roles),)), LEAVES, LEAVES_AXES)
-        return [
-            float(x.reshape(-1)[0])
-            for x in (out["up"]["kernel"], out["up"]["bias"], out["down"]["bias"])
-        ]
+        leaves = (out["up"]["kernel"], out["up"]["bias"], out["down"]["bias"])
+        return [float(x.reshape(-1)[0]) for x in leaves]
 
     assert grown("*") == [4, 6, 10]
     assert grown("*", "a", "b") == [4, 3, 5]
     assert grown("*", "a") == [4, 3, 10]
-    assert (
-        grown("*", "a.in")
-        == grown("*", "a.in", "b.out")
-        == grown("*", roles=("kernel",))
-        == [4, 3, 5]
-    )
+    assert grown("*", "a.in") == grown("*", "a.in", "b.out") == [4, 3, 5]
+    assert grown("*", roles=("kernel",)) == [4, 3, 5]
     assert grown("*", "a.out") == grown("*", "a", roles=("bias", "embedding")) == [1, 3, 10]
     for nothing in ("up", "kernel", "UP/*"):
-        with pytest.raises(
-            ValueError,
-            match=f"a rule for leaves of path '{re.escape(nothing)}' matches no leaf of this model",
-        ):
+        with pytest.raises(ValueError, match=f"of path '{re.escape(nothing)}' matches no leaf of"):
             grown(nothing)
     assert grown("*/bias") == [1, 6, 10]
     assert grown("up/k*") == [4, 3, 5]
@@ -169,18 +136,16 @@ def test_terms_of_a_rule_add_up_and_untouched_leaves_count_once():
 
 def test_terms_add_up_in_float32_or_better():
     """1 + 1/256 + 1/256 is 1 + 1/128 in bfloat16, but not if each sum is rounded."""
-    terms = tuple(
-        {"a": AxisMap(np.full((1, 1), w), np.full((1, 1), w))} for w in (1, 1 / 256, 1 / 256)
-    )
+    weights = [np.full((1, 1), w) for w in (1, 1 / 256, 1 / 256)]
+    terms = tuple({"a": AxisMap(w, w)} for w in weights)
     grown = grow(Rules((Rule(terms),)), np.ones(1, ml_dtypes.bfloat16), ("a",))
     equal(grown, np.array([1 + 1 / 128], ml_dtypes.bfloat16))
 
 
 def test_rules_swap_dualise_and_say_their_sizes_map_by_map():
     m, n = AxisMap(np.ones((3, 2)), 2 * np.ones((3, 2))), tile(4, 2)
-    growth = Rules(
-        (Rule(({"b": m}, {"b": m, "c": n}), "up/*", ("b",)), Rule(({"a": tile(1, 5)},))), eps=0.25
-    )
+    two_terms = Rule(({"b": m}, {"b": m, "c": n}), "up/*", ("b",))
+    growth = Rules((two_terms, Rule(({"a": tile(1, 5)},))), eps=0.25)
     assert new_sizes(growth) == {"a": 5, "b": 3, "c": 8}
     assert new_sizes(swap(growth)) == {"a": 1, "b": 2, "c": 4}
     assert (swap(growth).eps, dual(growth).eps) == (4, 0.25)
@@ -196,9 +161,8 @@ def test_rules_swap_dualise_and_say_their_sizes_map_by_map():
 # --- adjacent axes that grow together, by hand ---
 
 # Units (i, j) of a 2 by 2 axis pair, in order 00, 01, 10, 11; the new pair is 3 by 1.
-PAIR = {
-    ("h", "k"): AxisMap(select([3, 0, 3], 4).write, select([3, 0, 3], 4).read, ((3, 1), (2, 2)))
-}
+ONE = select([3, 0, 3], 4)
+PAIR = {("h", "k"): AxisMap(ONE.write, ONE.read, ((3, 1), (2, 2)))}
 
 
 def test_axes_that_go_together_have_the_role_of_the_first():
@@ -223,22 +187,15 @@ def test_axes_that_go_together_swap_their_sizes():
     x = np.arange(6.0).reshape(2, 3)
     equal(grow(both, x, ("h", "k")), [[0, 1], [2, 3], [4, 5]])
     equal(grow(swap(both), grow(both, x, ("h", "k")), ("h", "k")), x)
-    with pytest.raises(
-        ValueError, match=r"from the sizes \(2, 2\) to \(3, 1\) has the key \('h k',\)"
-    ):
+    with pytest.raises(ValueError, match=r"the sizes \(2, 2\) to \(3, 1\) has the key \('h k',\)"):
         grow({"h k": PAIR["h", "k"]}, x, ("h", "k"))
     back = compose(swap(both), both)
     assert new_sizes(back) == {"h": 2, "k": 3}
     equal(grow(back, x, ("h", "k")), x)
     assert set(compose(PAIR, {"d": tile(2, 2)})) == {("h", "k"), ("d",)}
-    with pytest.raises(
-        ValueError,
-        match="axis 'h x k': the first growth ends at size 3 x 1, the second starts at size 2",
-    ):
+    with pytest.raises(ValueError, match=r"'h x k': .* at size 3 x 1, the second starts at size 2"):
         compose(PAIR, PAIR)
-    with pytest.raises(
-        TypeError, match="a map over the axes h x k by one over h: grow twice instead"
-    ):
+    with pytest.raises(TypeError, match="over the axes h x k by one over h: grow twice instead"):
         compose(PAIR, {"h": tile(1, 2)})
     with pytest.raises(TypeError, match="one map per axis"):
         preserves_function(PAIR)
@@ -255,11 +212,8 @@ def rows(draw, new=None, old=None):
     new, old, terms = new or draw(SIZES), old or draw(SIZES), draw(st.integers(1, 3))
     index = draw(st.lists(st.integers(0, old - 1), min_size=new * terms, max_size=new * terms))
     weight = draw(st.lists(st.integers(-3, 3), min_size=new * terms, max_size=new * terms))
-    return SparseMap(
-        np.array(index, np.int32).reshape(new, terms),
-        np.array(weight, float).reshape(new, terms),
-        old,
-    )
+    index, weight = np.array(index, np.int32), np.array(weight, float)
+    return SparseMap(index.reshape(new, terms), weight.reshape(new, terms), old)
 
 
 @given(st.data())
@@ -277,24 +231,18 @@ def test_rows_are_matrices(data):
 
 @given(st.integers(1, 9), st.data())
 def test_a_random_partition_round_trips(size, data):
-    groups = tiny.random_groups(
-        size, data.draw(st.integers(1, size)), seed=data.draw(st.integers(0, 99))
-    )
+    count, seed = data.draw(st.integers(1, size)), data.draw(st.integers(0, 99))
     of = np.zeros(size, int)
-    for i, group in enumerate(groups):
+    for i, group in enumerate(tiny.random_groups(size, count, seed)):
         of[list(group)] = i
-    m = select(of, len(groups))
-    np.testing.assert_allclose(
-        dense(m.read).T @ dense(m.write), np.eye(len(groups)), rtol=0, atol=1e-15
-    )
+    m = select(of, count)
+    back = compose(swap({"a": m}), {"a": m})["a"]
+    for product in (dense(m.read).T @ dense(m.write), dense(back.write)):
+        np.testing.assert_allclose(product, np.eye(count), rtol=0, atol=1e-15)
     for law in (swap, dual):
         twice = law(law({"a": m}))["a"]
         equal(twice.write, dense(m.write))
         equal(twice.read, dense(m.read))
-    over_there_and_back = compose(swap({"a": m}), {"a": m})["a"]
-    np.testing.assert_allclose(
-        dense(over_there_and_back.write), np.eye(len(groups)), rtol=0, atol=1e-15
-    )
 
 
 # --- execution: NumPy, eager and jit ---
@@ -329,10 +277,7 @@ INDICES = {
 
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 def test_numpy_eager_and_jit_match_a_plain_gather_bitwise(index):
-    """A selection runs as slices, blocks or a gather.
-
-    The map is known at compile time or not.
-    """
+    """A selection runs as slices, blocks or a gather. The map is known at compile time or not."""
     m = select(index, 6)
     x = np.random.default_rng(1).normal(size=(2, 6, 3))
     share = 1 / np.bincount(index, minlength=6)[index]
@@ -343,18 +288,9 @@ def test_numpy_eager_and_jit_match_a_plain_gather_bitwise(index):
         equal(jax.jit(lambda matrix, x: apply(matrix, x, 1))(matrix, x), expected)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        *((6, 2, 50_000), (6, 50_000, 2), (50_000, 6, 2)),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in ((2, 2, 150_000), (600_000,))),
-    ],
-)
+@pytest.mark.parametrize("shape", [(6, 2, 50_000), (6, 50_000, 2), (50_000, 6, 2)])
 def test_numpy_leaves_larger_than_a_cache_grow_as_small_ones_do(shape):
-    """A leaf of 4.8 MB is processed in several parts.
-
-    First every unit of every axis is doubled and coalesced again, then the units of one axis alone.
-    """
+    """A leaf of 4.8 MB is processed in several parts: all axes are doubled and coalesced again, then one axis alone."""
     x = np.random.default_rng(0).normal(size=shape)
     axes = tuple("abc"[: x.ndim])
     up = {name: repeat(size, 2) for name, size in zip(axes, shape, strict=True)}
@@ -364,23 +300,7 @@ def test_numpy_leaves_larger_than_a_cache_grow_as_small_ones_do(shape):
     large = grow(up, x, axes)
     equal(large, expected)
     equal(grow(swap(up), large, axes), x)
-    if x.ndim > 1:
-        equal(grow({"b": up["b"]}, x, axes), np.repeat(x, 2, 1))
-
-
-def test_a_growth_is_a_pytree():
-    growth = {"a": select([0, 1, 1], 2)}
-    assert len(jax.tree.leaves(growth)) == 4
-    again = jax.tree.map(lambda x: x, growth)
-    chex.assert_trees_all_equal(again, growth)
-    assert again["a"].old == 2
-
-
-def test_shapes_grow_without_arrays():
-    shape = jax.eval_shape(
-        lambda x: grow({"a": tile(3, 2)}, x, ("a", "b")), jax.ShapeDtypeStruct((3, 5), "bfloat16")
-    )
-    assert (shape.shape, shape.dtype) == ((6, 5), jnp.bfloat16)
+    equal(grow({"b": up["b"]}, x, axes), np.repeat(x, 2, 1))
 
 
 def test_dense_maps_apply_and_are_learned_through():
@@ -396,9 +316,10 @@ def test_dense_maps_apply_and_are_learned_through():
     np.testing.assert_allclose(out["x"], x @ write.T, rtol=0, atol=1e-12)
     np.testing.assert_allclose(out["y"], read @ y, rtol=0, atol=1e-12)
 
-    gradient = jax.grad(lambda m: grown({"a": m})["x"].sum() + grown({"a": m})["y"].sum())(
-        AxisMap(jnp.asarray(write), jnp.asarray(read))
-    )
+    def total(m):
+        return grown({"a": m})["x"].sum() + grown({"a": m})["y"].sum()
+
+    gradient = jax.grad(total)(AxisMap(jnp.asarray(write), jnp.asarray(read)))
     np.testing.assert_allclose(gradient.write, np.tile(x.sum(0), (5, 1)), rtol=0, atol=1e-12)
     np.testing.assert_allclose(gradient.read, np.tile(y.sum(1), (5, 1)), rtol=0, atol=1e-12)
 
@@ -415,8 +336,7 @@ def test_sums_are_taken_in_float32_or_better():
     mean = swap({"a": tile(1, 7)})
     x = np.ones(7, ml_dtypes.bfloat16)
     equal(grow(mean, x, ("a",)), np.ones(1, ml_dtypes.bfloat16))
-    in_bfloat16 = sum(x * ml_dtypes.bfloat16(1 / 7))
-    assert in_bfloat16 < 1
+    assert sum(x * ml_dtypes.bfloat16(1 / 7)) < 1
 
 
 # --- errors ---
@@ -434,9 +354,7 @@ def test_blocks_of_a_dense_map_are_refused():
 
 
 def test_compose_names_the_axis_and_both_sizes():
-    with pytest.raises(
-        ValueError, match="axis 'a': the first growth ends at size 4, the second starts at size 3"
-    ):
+    with pytest.raises(ValueError, match=r"axis 'a': .* at size 4, the second starts at size 3"):
         compose({"a": tile(3, 2)}, {"a": tile(2, 2)})
 
 
@@ -455,25 +373,18 @@ def test_a_printed_growth_is_its_axes_sizes_and_kinds():
             zeroed.write, SparseMap(up.read.index, 0 * up.read.weight, 2), ((3, 1), (2, 2))
         ),
     }
-    for text, m in shown.items():
-        assert repr(m) == text
-    assert (
-        repr({"mlp": tile(1000, 2)})
-        == "{'mlp': AxisMap(1000 -> 2000, write: copies, read: scaled copies)}"
-    )
+    assert [repr(m) for m in shown.values()] == [*shown]
     rules = Rules((Rule(({"a": up}, {"a": up}), "*/bias", ("a",)), Rule(())), eps=0.5)
     one = "{'a': AxisMap(2 -> 3, write: copies, read: scaled copies)}"
-    assert repr(rules) == (
-        f"Rules(rules=(Rule(for leaves of path '*/bias', of axes a: {one} + {one}), Rule(for all leaves: unchanged)), eps=0.5)"
-    )
+    first = f"Rule(for leaves of path '*/bias', of axes a: {one} + {one})"
+    assert repr(rules) == f"Rules(rules=({first}, Rule(for all leaves: unchanged)), eps=0.5)"
     assert repr(up.write) == "SparseMap(2 -> 3, copies)"
 
 
 def test_trees_of_something_else_than_matrices_can_be_printed():
     growth = {"a": tile(2, 2), "b": AxisMap(np.eye(2), np.eye(2))}
-    assert "AxisMap(write=SparseMap(index=None, weight=None, old=2)" in repr(
-        jax.tree.map(lambda _: None, growth)
-    )
+    emptied = jax.tree.map(lambda _: None, growth)
+    assert "AxisMap(write=SparseMap(index=None, weight=None, old=2)" in repr(emptied)
     seen = []
     jax.jit(lambda g: seen.append(repr(g)))(growth)
     assert seen == ["{'a': AxisMap(2 -> 4, sparse), 'b': AxisMap(2 -> 2, dense)}"]

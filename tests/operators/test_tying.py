@@ -1,7 +1,7 @@
 """Heads that get their own weights, or lose them: untie preserves the function, tie averages."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import chex
 import jax
@@ -31,16 +31,27 @@ EMBEDDING, HEAD = "token_embedding", "head_kernel"
 either = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
-def run(config, params):
+def apply(config, params):
     inputs = TOKENS if config.causal else {"tokens": TOKENS}
     return config.module.apply({"params": params}, inputs)
 
 
-def gradient(config, params):
-    def loss(p):
-        return -jax.nn.log_softmax(run(config, p))[..., 3].mean()
+@cache
+def forward(config):
+    return jax.jit(partial(apply, config))
 
-    return jax.device_get(jax.jit(jax.grad(loss))(params))
+
+def run(config, params):
+    return forward(config)(params)
+
+
+@cache
+def gradient_of(config):
+    return jax.jit(jax.grad(lambda p: -jax.nn.log_softmax(run(config, p))[..., 3].mean()))
+
+
+def gradient(config, params):
+    return jax.device_get(gradient_of(config)(params))
 
 
 @either
@@ -48,12 +59,12 @@ def test_untie_copies_the_embedding_and_keeps_the_function_bitwise(config):
     params = tiny.params(config, dtype="float32")
     apart = untie_head(params)
     own = replace(config, tied=False)
-    np.testing.assert_array_equal(
-        apart[HEAD], np.stack([params[EMBEDDING][i] for i in range(11)], 1)
-    )
+    columns = [params[EMBEDDING][i] for i in range(11)]
+    np.testing.assert_array_equal(apart[HEAD], np.stack(columns, 1))
     chex.assert_trees_all_equal_shapes(apart, tiny.shapes(own))
     assert untie(config.sizes(), {}) == tie(config.sizes(), {}) == {}
-    np.testing.assert_array_equal(run(own, apart), run(config, params))
+    # A compiler may sum the products with a transposed matrix in another order.
+    np.testing.assert_array_equal(apply(own, apart), apply(config, params))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -65,10 +76,8 @@ def test_the_factor_of_a_growth_with_a_tied_head_is_kept(name):
     growth = hypercloning(config.sizes(), twice | ({"kv_heads": 2} if name == "llama" else {}))
     wide, large = config.resized(growth), grow(growth, params, config.axes())
     own, apart = replace(wide, tied=False), untie_head(large)
-    scale = "scale"
-    np.testing.assert_allclose(
-        apart["final_norm"][scale][: config.embed], params["final_norm"][scale] / 2, rtol=1e-6
-    )
+    factor, old = apart["final_norm"]["scale"], params["final_norm"]["scale"]
+    np.testing.assert_allclose(factor[: config.embed], old / 2, rtol=1e-6)
     np.testing.assert_array_equal(run(own, apart), run(wide, large))
     again = hypercloning(own.sizes(), {"embed": 2 * own.embed, "mlp": 2 * own.mlp})
     wider = grow(again, apart, own.axes())
@@ -88,7 +97,6 @@ def test_the_gradient_of_a_tied_head_is_the_sum_of_both_parts(config):
 
 OPTIMIZERS = {
     "adam": optax.adam(1e-3),
-    "momentum": optax.sgd(1e-3, momentum=0.9),
     "muon": transformation(Optim("muon"), GPT2.axes()),
     "adamw of the trainer": transformation(Optim("adamw")),
 }
@@ -97,9 +105,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_the_optimizer_state_is_copied_and_averaged(tx):
     params = tiny.params(GPT2, dtype="float32")
-    options = (
-        {"axes": GPT2.axes()} if tx not in (OPTIMIZERS["adam"], OPTIMIZERS["momentum"]) else {}
-    )
+    options = {} if tx is OPTIMIZERS["adam"] else {"axes": GPT2.axes()}
     update = jax.jit(partial(tx.update, **options))
     state = jax.device_get(update(gradient(GPT2, params), tx.init(params), params)[1])
     apart = untie_head(state)
@@ -120,11 +126,7 @@ def test_the_optimizer_state_is_copied_and_averaged(tx):
 def test_tie_averages_embedding_and_head():
     params = tiny.params(replace(GPT2, tied=False), dtype="float32")
     found = tie_head(params)
-    expected = np.empty((11, 6), np.float32)
-    for i in range(11):
-        for j in range(6):
-            expected[i, j] = (params[EMBEDDING][i, j] + params[HEAD][j, i]) / 2
-    np.testing.assert_array_equal(found[EMBEDDING], expected)
+    np.testing.assert_array_equal(found[EMBEDDING], (params[EMBEDDING] + params[HEAD].T) / 2)
     chex.assert_trees_all_equal_shapes(found, tiny.shapes(GPT2))
     assert np.abs(run(GPT2, found) - run(replace(GPT2, tied=False), params)).max() > 1e-2
 
