@@ -1,22 +1,11 @@
-"""Every architecture, saved by `transformers`, is converted, read in parts, compared and printed.
-
-The tolerance of logits is 1e-4, for two implementations in float32.
-"""
+"""Every architecture, saved by `transformers`, is converted, read in parts, compared and printed."""
 
 import json
 
 import numpy as np
 import pytest
 from checkpoints import contents, tensors
-from transformers_models import (
-    assert_alike,
-    cases,
-    cases_by_type,
-    made,
-    ours,
-    run,
-    to,
-)
+from transformers_models import assert_alike, cases, cases_by_type, made, ours, run, to
 
 from jaxgrow import checkpoints
 from jaxgrow.checkpoints import FAMILIES
@@ -39,12 +28,8 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     leaves = checkpoints.open_checkpoint(tmp_path / "a").leaves
     family, sizes = FAMILIES[architecture], config.sizes()
     names = family.names(config)
-    stored = {
-        n.format(layers=i)
-        for p, s in names.items()
-        for i in s.layers(leaves[p].layers)
-        for n in s.of_experts(sizes)
-    }
+    places = [(s, i) for p, s in names.items() for i in s.layers(leaves[p].layers)]
+    stored = {n.format(layers=i) for s, i in places for n in s.of_experts(sizes)}
     first, last = tensors(tmp_path / "a"), tensors(tmp_path / "b")
     assert last.keys() == stored | family.copies(config).keys() and stored <= first.keys()
     # Gemma stores norm scales minus one. Adding and subtracting one rounds them to 1.2e-7 in
@@ -52,9 +37,8 @@ def test_to_orbax_and_back_to_the_bit(tmp_path, architecture, which):
     rounded = {s.name.format(layers=i) for s in names.values() if s.moved for i in (0, 1)}
     assert rounded or after["model.safetensors"] == direct["model.safetensors"]
     for name in stored:
-        np.testing.assert_allclose(
-            last[name], first[name], rtol=0, atol=1.2e-7 if name in rounded else 0, err_msg=name
-        )
+        atol = 1.2e-7 if name in rounded else 0
+        np.testing.assert_allclose(last[name], first[name], rtol=0, atol=atol, err_msg=name)
     assert json.loads(after["config.json"]) == json.loads(direct["config.json"])
     assert json.loads(after["config.json"]) == json.loads(before["config.json"])
 
@@ -73,14 +57,11 @@ def test_a_model_of_ours_becomes_one_of_theirs(tmp_path, architecture, which):
     """Save without an existing ``config.json``."""
     config, params = checkpoints.load(made(tmp_path / "a", architecture, which))
     # Such models classify by the last token, if the padding token is known.
-    decides = config.predicts == "classes" and config.causal
-    checkpoints.save(
-        tmp_path / "b", config, params, settings={"pad_token_id": 1} if decides else {}
-    )
+    settings = {"pad_token_id": 1} if config.predicts == "classes" and config.causal else {}
+    checkpoints.save(tmp_path / "b", config, params, settings=settings)
     assert checkpoints.load(tmp_path / "b")[0] == config
-    np.testing.assert_allclose(
-        assert_alike(tmp_path / "b"), ours(tmp_path / "a"), rtol=0, atol=1e-6
-    )
+    found = assert_alike(tmp_path / "b")
+    np.testing.assert_allclose(found, ours(tmp_path / "a"), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("architecture", SOME)
