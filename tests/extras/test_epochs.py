@@ -10,7 +10,6 @@ import runs
 from train import compare, preflight, pretrain, show, sweep
 from train.common.errors import UserError, exits_cleanly
 from train.config.experiment import load_experiment, with_steps
-from train.plan.training import Train
 from train.run.trainer import run_experiment
 from train.store.workdir import Workdir
 
@@ -38,12 +37,6 @@ def test_the_steps_follow_from_the_corpus(tmp_path):
         assert (found.steps, found.epochs) == (round(2 * samples / experiment.batch), None)
     assert with_steps(found) == found
     assert with_steps(replace(experiment, epochs=1e-6)).steps == 1
-
-
-def test_the_stages_of_a_method_are_fractions_of_the_steps(tmp_path):
-    found = with_steps(by_epochs(tmp_path, method=runs.VCYCLE))
-    trained = [phase.steps for phase in found.plan if isinstance(phase, Train)]
-    assert trained == [round(share * found.steps) for share in (0.25, 0.5, 0.5)]
 
 
 def test_a_warm_up_longer_than_the_epochs_is_said(tmp_path, capsys):
