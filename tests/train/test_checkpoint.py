@@ -36,16 +36,15 @@ def position(step: int) -> Any:
 
 
 def model(step: int) -> TrainState:
-    return TrainState(
-        jax.tree.map(lambda x: np.float32(x + step), runs.fresh(runs.MODEL)), None, runs.MODEL
-    )
+    params = jax.tree.map(lambda x: np.float32(x + step), runs.fresh(runs.MODEL))
+    return TrainState(params, None, runs.MODEL)
 
 
 def save(folder: Path, *steps: int) -> None:
     with Checkpoints(folder) as checkpoints:
         for step in steps:
-            models = {"large": model(step)}
-            checkpoints.save(step, models, position(step), replace(RECORD, step=step))
+            record = replace(RECORD, step=step)
+            checkpoints.save(step, {"large": model(step)}, position(step), record)
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +55,29 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def where(saved, tmp_path):
+    """Copy these checkpoints into ``tmp_path`` and return their folder."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "checkpoints"
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
 def files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def largest(folder: Path) -> Path:
+    return max(files(folder), key=lambda path: path.stat().st_size)
+
+
+def loaded(run: Path, **of) -> int:
+    """Load parameters and return the step of their checkpoint."""
+    found = load_params(run, **of)["token_embedding"]
+    return next(s for s in (3, 6, 9) if (found == model(s).params["token_embedding"]).all())
 
 
 def restored(run: Path) -> int:
@@ -92,13 +108,7 @@ DAMAGES = [cut, Path.unlink, flip]
 
 
 def test_an_unharmed_checkpoint_is_restored_without_a_word(saved, capsys):
-    assert restored(saved) == 6
-    np.testing.assert_array_equal(
-        load_params(saved)["token_embedding"], model(6).params["token_embedding"]
-    )
-    np.testing.assert_array_equal(
-        load_params(saved, step=3)["token_embedding"], model(3).params["token_embedding"]
-    )
+    assert restored(saved) == loaded(saved) == 6 and loaded(saved, step=3) == 3
     assert "damaged" not in capsys.readouterr().err
     # A run that grows has only its small model at first.
     with pytest.raises(UserError, match=r"checkpoint 6 in .* has no model 'grown', only large;"):
@@ -111,22 +121,16 @@ def test_a_changed_file_is_found_and_the_previous_one_used(saved, tmp_path, caps
     One kind suffices for the other files because checksums cover every byte.
     """
     paths = files(saved / "checkpoints" / "6")
-    arrays = max(paths, key=lambda path: path.stat().st_size)
-    cases = [(path, DAMAGES[i % 3]) for i, path in enumerate(paths)] + [
-        (arrays, damage) for damage in DAMAGES
-    ]
-    # An empty file can only be deleted.
-    cases = [(path, damage if path.stat().st_size else Path.unlink) for path, damage in cases]
+    cases = [(path, DAMAGES[i % 3]) for i, path in enumerate(paths)]
+    cases += [(largest(saved / "checkpoints" / "6"), damage) for damage in DAMAGES]
     assert len(paths) > 8
     for path, damage in cases:
         run = tmp_path / "run"
         shutil.copytree(saved, run)
-        damage(run / path.relative_to(saved))
+        # An empty file can only be deleted.
+        (damage if path.stat().st_size else Path.unlink)(run / path.relative_to(saved))
         # Reading a damaged checkpoint does not move it.
-        assert (load_params(run)["token_embedding"] == model(3).params["token_embedding"]).all(), (
-            path
-        )
-        assert restored(run) == 3, path
+        assert loaded(run) == restored(run) == 3, path
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 2 and said[0] == said[1] and said[0].endswith("; using 3"), said
         assert said[0].startswith("checkpoint 6 is damaged (") and path.name in said[0]
@@ -155,21 +159,17 @@ def test_second_moments_that_no_training_makes_are_an_error(tmp_path, value):
     read_models(tmp_path / "3", shapes, runs.mesh())
 
 
-def test_without_an_intact_checkpoint_nothing_is_moved(saved, tmp_path):
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    for step in (3, 6):
-        flip(max(files(tmp_path / "checkpoints" / str(step)), key=lambda path: path.stat().st_size))
+def test_without_an_intact_checkpoint_nothing_is_moved(where, tmp_path):
+    for step in ("3", "6"):
+        flip(largest(where / step))
     before = files(tmp_path)
+    both = r"no checkpoint in .* is intact \(6: \S+ has changed; 3: \S+ has changed\)"
     for reading in (restored, load_params):
-        with pytest.raises(
-            UserError,
-            match=r"no checkpoint in .* is intact \(6: \S+ has changed; 3: \S+ has changed\)",
-        ):
+        with pytest.raises(UserError, match=both):
             reading(tmp_path)
-    with pytest.raises(UserError, match=r"is intact \(6: \S+ has changed\)"):
-        load_params(tmp_path, step=6)
-    with pytest.raises(UserError, match="there is no checkpoint in"):
-        load_params(tmp_path, step=9)
+    for step, says in ((6, r"is intact \(6: \S+ has changed\)"), (9, "there is no checkpoint in")):
+        with pytest.raises(UserError, match=says):
+            load_params(tmp_path, step=step)
     assert files(tmp_path) == before
 
 
@@ -177,7 +177,7 @@ INCOMPLETE = "checkpoint 9 is incomplete: its save was interrupted; deleted it\n
 
 
 @pytest.mark.parametrize("at", ["seal", "sync", "sync_folder"])
-def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monkeypatch, capsys, at):
+def test_a_kill_while_saving_leaves_no_damaged_checkpoint(where, tmp_path, monkeypatch, capsys, at):
     """The process dies after Orbax has written all files.
 
     It dies before the checksums, before the renaming, or directly after the renaming.
@@ -186,42 +186,34 @@ def test_a_kill_while_saving_leaves_no_damaged_checkpoint(saved, tmp_path, monke
     def dies(folder):
         raise runs.Killed
 
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     with monkeypatch.context() as patch, pytest.raises(runs.Killed):
         patch.setattr(checkpoint, at, dies)
-        save(tmp_path / "checkpoints", 9)
+        save(where, 9)
     capsys.readouterr()
     whole = 9 if at == "sync_folder" else 6
-    assert (
-        load_params(tmp_path)["token_embedding"] == model(whole).params["token_embedding"]
-    ).all()
-    assert restored(tmp_path) == whole
+    assert loaded(tmp_path) == restored(tmp_path) == whole
     assert capsys.readouterr().err == ("" if whole == 9 else INCOMPLETE)
-    assert names(tmp_path / "checkpoints") == (["3", "6", "9"] if whole == 9 else ["3", "6"])
+    assert names(where) == (["3", "6", "9"] if whole == 9 else ["3", "6"])
     # The next save replaces the incomplete checkpoint.
-    save(tmp_path / "checkpoints", 9 + whole)
-    assert names(tmp_path / "checkpoints") == sorted([str(whole), str(9 + whole)])
+    save(where, 9 + whole)
+    assert names(where) == sorted([str(whole), str(9 + whole)])
 
 
-def test_a_checkpoint_without_checksums_is_damaged_and_kept(saved, tmp_path, capsys):
+def test_a_checkpoint_without_checksums_is_damaged_and_kept(where, tmp_path, capsys):
     """A save seals its folder before the rename, so the checksums were lost later."""
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    where = tmp_path / "checkpoints"
     (where / "6" / "SHA256SUMS").unlink()
-    np.testing.assert_array_equal(
-        load_params(tmp_path)["token_embedding"], model(3).params["token_embedding"]
-    )
+    assert loaded(tmp_path) == 3
     capsys.readouterr()
     assert restored(tmp_path) == 3
     assert capsys.readouterr().err.startswith("checkpoint 6 is damaged (it has no SHA256SUMS")
     assert names(where) == ["3", "damaged-6"]
 
     (where / "3" / "SHA256SUMS").unlink()
-    with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(3: it has no SHA256SUMS"):
-        load_params(tmp_path)
-    for _ in range(2):  # the same command again changes nothing either
-        with pytest.raises(UserError, match=r"is intact \(3: it has no SHA256SUMS"):
-            restored(tmp_path)
+    for reading in (load_params, restored, restored):  # the same command again changes nothing
+        with pytest.raises(
+            UserError, match=r"no checkpoint .* is intact \(3: it has no SHA256SUMS"
+        ):
+            reading(tmp_path)
     assert names(where) == ["3", "damaged-6"]
     # A damaged checkpoint shows that the run has not just begun.
     shutil.rmtree(where / "3")
@@ -241,12 +233,9 @@ def linked(folder: Path) -> None:
     folder.symlink_to(folder.rename(folder.parent.parent / "elsewhere"))
 
 
-def only_sums(content: str):
-    def act(folder: Path) -> None:
-        emptied(folder)
-        (folder / "SHA256SUMS").write_text(content)
-
-    return act
+def only_sums(folder: Path) -> None:
+    emptied(folder)
+    (folder / "SHA256SUMS").write_text("\n")
 
 
 def temporary(folder: Path) -> None:
@@ -255,42 +244,30 @@ def temporary(folder: Path) -> None:
     (folder / "_CHECKPOINT_METADATA").touch()
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        emptied,
-        linked,
-        only_sums(""),
-        only_sums("\n"),
-        temporary,
-        lambda folder: (folder / "SHA256SUMS").write_text(""),
-        lambda folder: shutil.rmtree(folder / "models"),
-        lambda folder: (folder / "notes.txt").touch(),
-    ],
-)
-def test_a_harmed_checkpoint_is_renamed_at_most(saved, tmp_path, harm):
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    where = tmp_path / "checkpoints"
+@pytest.mark.parametrize("harm", [
+    *(emptied, linked, only_sums, temporary),
+    lambda folder: (folder / "SHA256SUMS").write_text(""),
+    lambda folder: shutil.rmtree(folder / "models"),
+    lambda folder: (folder / "notes.txt").touch(),
+])  # fmt: skip
+def test_a_harmed_checkpoint_is_renamed_at_most(where, tmp_path, harm):
     harm(where / "6")
     before = files(where / "6")
     assert restored(tmp_path) == 3
     assert names(where) == ["3", "damaged-6"]
     assert len(files(where / "damaged-6")) == len(before)
-    harm(where / "3") if harm is not linked else emptied(where / "3")
+    (emptied if harm is linked else harm)(where / "3")
     everything = names(where)
     with pytest.raises(UserError, match=r"no checkpoint in .* is intact \(3: "):
         restored(tmp_path)
     assert names(where) == everything
 
 
-def test_folders_of_the_user_are_not_touched(saved, tmp_path, capsys):
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    where = tmp_path / "checkpoints"
-    kept = ("20250101", "20250102", ".saving-notes", ".saving-7", ".old-5", "damaged-6", "notes")
+def test_folders_of_the_user_are_not_touched(where, tmp_path, capsys):
+    kept = ("20250101", ".saving-notes", ".saving-7", ".old-5", "damaged-6", "notes")
     for name in (*kept, "6.bak"):
         (where / name).mkdir()
         (where / name / "notes.txt").write_text(name)
-    shutil.rmtree(where / "20250102")
     shutil.copytree(where / "6", where / "20250102")  # a copy by date
     (where / ".saving-8").symlink_to(where / "notes")
     before = names(where), files(where)
@@ -302,13 +279,11 @@ def test_folders_of_the_user_are_not_touched(saved, tmp_path, capsys):
     assert (names(where), files(where)) == before
     save(where, 9, 12)
     assert set(names(where)) == set(before[0]) - {"3", "6"} | {"9", "12"}
-    assert all((where / name / "notes.txt").exists() for name in kept if name != "20250102")
+    assert all((where / name / "notes.txt").exists() for name in kept)
 
 
-def test_only_marked_checkpoints_and_sealed_files_are_deleted(saved, tmp_path):
+def test_only_marked_checkpoints_and_sealed_files_are_deleted(where, tmp_path):
     """A user may rename a checkpoint, or add files to one."""
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    where = tmp_path / "checkpoints"
     shutil.copytree(where / "3", where / ".old-2")
     (where / "3" / "models" / "notes.txt").write_text("mine")
     shutil.copytree(where / "6", where / ".old-1")
@@ -326,12 +301,9 @@ def test_only_marked_checkpoints_and_sealed_files_are_deleted(saved, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["models", "models/d", "SHA256SUMS"])
-def test_a_checkpoint_with_a_link_is_not_deleted(saved, tmp_path, name):
+def test_a_checkpoint_with_a_link_is_not_deleted(where, tmp_path, name):
     """A user may move a part of a checkpoint to another disk."""
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    where = tmp_path / "checkpoints"
-    moved = tmp_path / "moved"
-    (where / "3" / name).rename(moved)
+    moved = (where / "3" / name).rename(tmp_path / "moved")
     (where / "3" / name).symlink_to(moved)
     before = files(where / "3"), files(moved)
     save(where, 9, 12)
@@ -349,12 +321,10 @@ def test_a_save_replaces_no_other_folder(tmp_path):
         assert (tmp_path / name / "notes.txt").exists()
 
 
-def test_damaged_checkpoints_are_never_deleted(saved, tmp_path):
+def test_damaged_checkpoints_are_never_deleted(where, tmp_path):
     """The user may still repair them; the run cannot know."""
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    where = tmp_path / "checkpoints"
     for expected in (["damaged-6"], ["damaged-6", "damaged-6.2"]):
-        flip(max(files(where / "6"), key=lambda path: path.stat().st_size))
+        flip(largest(where / "6"))
         assert restored(tmp_path) == 3
         assert names(where) == sorted(["3", *expected])
         save(where, 6)
@@ -373,21 +343,19 @@ def test_unwritable_checksums_are_an_error_at_the_next_save(tmp_path, monkeypatc
 def test_the_export_of_a_finished_run_is_intact(tmp_path, capsys):
     run, experiment = tmp_path / "run", runs.experiment(tmp_path)
     result = pretrain.run_experiment(experiment, run)
-    params = load_params(run)
-    np.testing.assert_array_equal(
-        params["token_embedding"], load_params(run, step=result["steps"])["token_embedding"]
-    )
+    params = load_params(run)["token_embedding"]
+    np.testing.assert_array_equal(params, load_params(run, step=result["steps"])["token_embedding"])
     assert open_checkpoint(run).config == runs.MODEL
-    flip(max(files(run / "params"), key=lambda path: path.stat().st_size))
+    flip(largest(run / "params"))
+    says = (
+        r"is damaged: .* has changed.*; delete .*result.json and run the command of the run again"
+    )
     for reading in (load_params, lambda folder: imported_model(folder, runs.MODEL, runs.mesh())):
-        with pytest.raises(
-            UserError,
-            match=r"is damaged: .* has changed.*; delete .*result.json and run the command of the run again",
-        ):
+        with pytest.raises(UserError, match=says):
             reading(run)
     with pytest.raises(CheckpointError, match=r"is damaged: .* has changed"):
         open_checkpoint(run)
     (run / "result.json").unlink()
     assert pretrain.run_experiment(experiment, run)["phases"][0]["steps"] == 8
-    np.testing.assert_array_equal(load_params(run)["token_embedding"], params["token_embedding"])
+    np.testing.assert_array_equal(load_params(run)["token_embedding"], params)
     assert "resuming at step 8 of training" in capsys.readouterr().err
