@@ -60,11 +60,14 @@ def test_every_command_is_found():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_and_usage_errors_do_not_wait_for_jax(command):
-    assert python(f"train.{command}", "--help") == (0, [], set())
+def test_usage_errors_do_not_wait_for_jax(command):
     status, [line], heavy = python(f"train.{command}", "--nope")
     assert (status, heavy) == (2, set())
     assert line.startswith("error: ") and f"python -m train.{command} --help" in line
+
+
+def test_help_does_not_wait_for_jax():
+    assert python("train.pretrain", "--help") == (0, [], set())
 
 
 DEMO = "configs/demo.py:muon"
@@ -73,9 +76,6 @@ DEMO = "configs/demo.py:muon"
 @pytest.mark.parametrize(("arguments", "says"), [
     ("comprae x", "train.comprae is not a command; did you mean train.compare?"),
     ("arguments", "train.arguments is not a command"),
-    ("compare configs/demo:muon", "Did you mean configs/demo.py?"),
-    ("compare configs/demo.py", "experiments; give one, such as configs/demo.py:scratch, of scratch, "),
-    ("compare configs/demo.py:muno", "vit_vcycle; did you mean muon?"),
     ("finetune configs/finetune.py:sst3 --model x", "did you mean sst2?"),
     ("compare README.md", "the config README.md does not end in .py; a config is"),
     ("compare configs", "the config configs is a folder; a config is"),
@@ -116,10 +116,8 @@ def test_help_texts_keep_paragraphs_and_show_defaults(command, parser):
 @pytest.mark.parametrize("command", ["race", "sweep", "finetune"])
 def test_commands_of_several_runs_name_their_work_directory(command, parser):
     text = " ".join(parser(command).format_help().split())
-    assert (
-        f"The work directory (--workdir, default: runs/{command}) contains one folder for each"
-        in text
-    )
+    says = f"The work directory (--workdir, default: runs/{command}) contains one folder for each"
+    assert says in text
 
 
 @pytest.mark.parametrize(("given", "settings", "config"), [
@@ -156,17 +154,16 @@ def run(monkeypatch, capsys):
 
 
 def test_show_prints_every_field_with_value_default_and_type(path, run):
-    rows = [
-        line.split(maxsplit=3)
-        for line in run(path, "--show", "--set", "steps=1e1", "seed=7").splitlines()
-    ]
-    found = {name: rest for name, *rest in rows}
-    assert found["setting"] == ["value", "default", "type"]
-    assert found["steps"] == ["10", "0", "int"]
-    assert found["batch"] == ["8", "required", "int"]
-    assert found["seed"] == ["7", "0", "int"]
-    assert found["method"][0] == "VCycle"
-    assert found["method.up.0.drop"] == ["None", "None", "LayerDrop or None"]
+    lines = run(path, "--show", "--set", "steps=1e1", "seed=7").splitlines()
+    found = {name: rest for name, *rest in (line.split(maxsplit=3) for line in lines)}
+    expected = {
+        "setting": ["value", "default", "type"],
+        "steps": ["10", "0", "int"],
+        "batch": ["8", "required", "int"],
+        "seed": ["7", "0", "int"],
+        "method.up.0.drop": ["None", "None", "LayerDrop or None"],
+    }
+    assert found.items() >= expected.items() and found["method"][0] == "VCycle"
     assert found["optim.schedule"][2] == "'cosine' or 'linear' or 'wsd'"
     assert "[GPT2Config" not in str(found) and "collections" not in str(found)
 
@@ -176,33 +173,25 @@ def test_what_show_prints_can_be_set(path, run):
     experiment = load_experiment(path)
     lines = [line.split("  ") for line in run(path, "--show").splitlines()[1:]]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
-    plain = [
-        (name, value)
-        for name, value, *_ in rows
-        if value[0] != "(" and not value.endswith(("Config", "Cycle"))
-    ]
     leaves = [
         f"{name}={value}"
-        for name, value in plain
+        for name, value, *_ in rows
+        if value[0] != "(" and not value.endswith(("Config", "Cycle"))
         if not any(other.startswith(f"{name}.") for other, *_ in rows)
     ]
-    assert len(leaves) > 50
-    assert with_overrides(experiment, leaves) == experiment
+    assert len(leaves) > 50 and with_overrides(experiment, leaves) == experiment
 
 
 def test_list_prints_the_experiments_of_a_file(run, tmp_path):
-    lines = run(ROOT / "configs" / "wikipedia.py", "--list").splitlines()
-    assert lines[0].split(maxsplit=1) == [
-        f"{ROOT / 'configs' / 'wikipedia.py'}:scratch",
-        "Train the GPT from scratch.",
-    ]
+    path = ROOT / "configs" / "wikipedia.py"
+    lines = run(path, "--list").splitlines()
+    assert lines[0].split(maxsplit=1) == [f"{path}:scratch", "Train the GPT from scratch."]
     assert len(lines) == 7
     (tmp_path / "one.py").write_text("from configs.demo import muon as config\n")
     assert run(tmp_path / "one.py", "--list").startswith(f"{tmp_path / 'one.py'}  ")
     (tmp_path / "none.py").write_text("x = 1")
-    with pytest.raises(
-        UserError, match=r"none.py has no experiments: functions whose return annotation"
-    ):
+    says = r"none.py has no experiments: functions whose return annotation"
+    with pytest.raises(UserError, match=says):
         run(tmp_path / "none.py", "--list")
 
 
