@@ -5,7 +5,6 @@ import fcntl
 import io
 import json
 import os
-import shutil
 import stat
 import zipfile
 from dataclasses import replace
@@ -47,15 +46,16 @@ def run(tmp_path) -> Path:
 
 
 def test_a_lock_is_not_truncated_and_no_link(run, secret):
-    (run / ".lock").symlink_to(secret)
-    with pytest.raises(UntrustedError, match="lock is a link"), Workdir(run).alone():
-        pass
-    (run / ".lock").unlink()
-    os.mkfifo(run / ".lock")
-    with pytest.raises(UntrustedError, match="lock is not a regular file"), Workdir(run).alone():
-        pass
-    (run / ".lock").unlink()
-    os.link(secret, run / ".lock")
+    lock = run / ".lock"
+    for made, says in (
+        (lambda: lock.symlink_to(secret), "lock is a link"),
+        (lambda: os.mkfifo(lock), "lock is not a regular file"),
+    ):
+        made()
+        with pytest.raises(UntrustedError, match=says), Workdir(run).alone():
+            pass
+        lock.unlink()
+    os.link(secret, lock)
     with Workdir(run).alone():
         pass
     assert secret.read_text() == "a private key"
@@ -71,17 +71,13 @@ def test_a_written_file_has_a_name_that_nobody_can_guess(run, secret):
 
 
 def test_a_written_file_is_not_more_open_than_before(run):
-    write_record(run / "config.json", {})
-    assert stat.S_IMODE((run / "config.json").stat().st_mode) == 0o666 & ~_umask()
-    (run / "config.json").chmod(0o600)
-    write_record(run / "config.json", {"x": 1})
-    assert stat.S_IMODE((run / "config.json").stat().st_mode) == 0o600
-
-
-def _umask() -> int:
-    mask = os.umask(0)
+    path, mask = run / "config.json", os.umask(0)
     os.umask(mask)
-    return mask
+    write_record(path, {})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    path.chmod(0o600)
+    write_record(path, {"x": 1})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_remains_of_killed_writes_are_deleted_and_nothing_else(run):
@@ -96,23 +92,27 @@ def test_remains_of_killed_writes_are_deleted_and_nothing_else(run):
 
 def test_arrays_do_not_claim_more_than_their_file_has(run):
     path = run / "maps.npz"
+
+    def read():
+        return read_arrays(path, lambda about, arrays: about, "maps", "")
+
+    def write(content, **options):
+        with zipfile.ZipFile(path, "w", **options) as file:
+            file.writestr("x.npy", content)
+
     write_arrays(path, {"a": 1}, {"x": np.arange(3.0)})
-    assert read_arrays(path, lambda about, arrays: about, "maps", "") == {"a": 1}
+    assert read() == {"a": 1}
     array = io.BytesIO()
     header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
     np.lib.format.write_array_header_1_0(array, header)
     for content in (array.getvalue(), b"no array"):
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("x.npy", content)
+        write(content)
         with pytest.raises(UserError, match="no readable maps"):
-            read_arrays(path, lambda about, arrays: arrays, "maps", "")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("x.npy", bytes(1 << 22))
-    with (
-        using_limits(bytes=1 << 20),
-        pytest.raises(UserError, match=r"decompresses to too much: .* with --limits bytes=8388608"),
-    ):
-        read_arrays(path, lambda about, arrays: arrays, "maps", "")
+            read()
+    write(bytes(1 << 22), compression=zipfile.ZIP_DEFLATED)
+    says = r"decompresses to too much: .* with --limits bytes=8388608"
+    with using_limits(bytes=1 << 20), pytest.raises(UserError, match=says):
+        read()
 
 
 # --- TensorBoard ---
@@ -120,11 +120,11 @@ def test_arrays_do_not_claim_more_than_their_file_has(run):
 
 def test_event_files_of_others_are_never_changed(run):
     board = run / "tensorboard"
-    with_points = TensorBoard(board, {})
-    with_points.write(1, {"loss": 1.0})
-    sizes = with_points.sizes()
-    with_points.write(2, {"loss": 1.0})
-    with_points.close()
+    first = TensorBoard(board, {})
+    first.write(1, {"loss": 1.0})
+    sizes = first.sizes()
+    first.write(2, {"loss": 1.0})
+    first.close()
     killed = TensorBoard(board, sizes)
     killed.write(3, {"loss": 1.0})
     killed.close()
@@ -142,26 +142,33 @@ def test_event_files_of_others_are_never_changed(run):
 
 
 def test_a_folder_of_a_run_is_not_a_link(run, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "events.mine").touch()
-    for name, use in {
-        "tensorboard": lambda p: TensorBoard(p, {}),
-        "checkpoints": Checkpoints,
-    }.items():
-        (run / name).symlink_to(tmp_path / "mine")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "events.mine").touch()
+    uses = {"tensorboard": lambda path: TensorBoard(path, {}), "checkpoints": Checkpoints}
+    for name, use in uses.items():
+        (run / name).symlink_to(mine)
         with pytest.raises(UserError, match=f"{name} is a link, which a run does not follow"):
             use(run / name)
-    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["events.mine"]
+    assert [p.name for p in mine.iterdir()] == ["events.mine"]
 
 
 # --- one process at a time ---
 
 
+def taken(folder):
+    """Check that another process may not use a folder."""
+    with (
+        pytest.raises(UserError, match=r"another process uses .*; wait until it has saved"),
+        Workdir(folder).alone(),
+    ):
+        pass
+
+
 def test_a_removed_lock_lets_no_second_process_in(run):
     with Workdir(run).alone():
         (run / ".lock").unlink()
-        with pytest.raises(UserError, match="another process uses"), Workdir(run).alone():
-            pass
+        taken(run)
         (run / ".lock").unlink(missing_ok=True)
         Workdir(run).still_alone()
     with Workdir(run).alone():
@@ -180,8 +187,7 @@ def test_where_only_files_can_be_locked_a_removed_lock_ends_the_run(run, monkeyp
     monkeypatch.setattr(files.fcntl, "flock", of_files)
     workdir = Workdir(run)
     with workdir.alone():
-        with pytest.raises(UserError, match="another process uses"), Workdir(run).alone():
-            pass
+        taken(run)
         workdir.still_alone()
         (run / ".lock").unlink()
         with pytest.raises(UserError, match=r"\.lock was moved, removed or replaced"):
@@ -206,49 +212,48 @@ def test_a_file_system_without_locks_is_told_with_a_way_out(run, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", none)
-    with (
-        pytest.raises(
-            UserError, match=r"cannot be locked \(flock: No locks .*: mount the file system"
-        ),
-        Workdir(run).alone(),
-    ):
+    says = r"cannot be locked \(flock: No locks .*: mount the file system"
+    with pytest.raises(UserError, match=says), Workdir(run).alone():
         pass
 
 
-def test_the_lock_comes_before_the_first_look_at_the_folder(tmp_path, monkeypatch):
-    """Otherwise another experiment could begin between the look and the lock."""
-    experiment = runs.experiment(tmp_path, steps=2)
-    claim, looked = Workdir.claim, []
+def test_a_run_is_alone_from_its_first_look_at_the_folder_to_its_last_save(tmp_path, monkeypatch):
+    """Otherwise another experiment could begin between the look and the lock.
 
-    def locked(self, asked):
-        with pytest.raises(UserError, match="another process uses"), Workdir(self.folder).alone():
-            pass
-        looked.append(asked.seed)
-        claim(self, asked)
+    A job may also be restarted while the previous job still saves.
+    """
+    experiment, run, looked = runs.experiment(tmp_path, checkpoint_every=4), tmp_path / "run", []
+
+    def locked(real):
+        def call(*given):
+            taken(run)
+            looked.append(real.__name__)
+            return real(*given)
+
+        return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(Workdir, "claim", locked)
-        pretrain.run_experiment(experiment, tmp_path / "run")
-    assert looked == [0]
+        patch.setattr(Workdir, "claim", locked(Workdir.claim))
+        patch.setattr(Checkpoints, "save", locked(Checkpoints.save))
+        pretrain.run_experiment(experiment, run)
+    assert looked == ["claim", "save", "save"]
 
 
 def test_a_folder_that_is_moved_during_the_run_leaves_no_stray_one(tmp_path, monkeypatch):
-    experiment = runs.experiment(tmp_path, steps=4, checkpoint_every=1)
+    experiment, run = runs.experiment(tmp_path, steps=4, checkpoint_every=1), tmp_path / "run"
     save = Checkpoints.save
 
     def moved(self, step, *rest):
         if step == 3:
             self.wait()
-            (tmp_path / "run").rename(tmp_path / "moved")
+            run.rename(tmp_path / "moved")
         save(self, step, *rest)
 
-    with monkeypatch.context() as patch:
+    says = r"run was moved, .* give the present folder of the run"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=says):
         patch.setattr(Checkpoints, "save", moved)
-        with pytest.raises(
-            UserError, match=r"run was moved, .* give the present folder of the run"
-        ):
-            pretrain.run_experiment(experiment, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        pretrain.run_experiment(experiment, run)
+    assert not run.exists()
     assert pretrain.run_experiment(experiment, tmp_path / "moved")["steps"] == 4
 
 
@@ -268,14 +273,13 @@ def test_a_run_is_not_more_open_than_the_models_it_starts_from(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "jaxgrow.json", "params", "tokenizer.json"])
-def test_a_run_does_not_begin_in_the_folder_of_a_model(tmp_path, name):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).write_text('{"architectures": ["GPT2LMHeadModel"]}')
+def test_a_run_does_not_begin_in_the_folder_of_a_model(tmp_path, run, name):
+    (run / name).write_text('{"architectures": ["GPT2LMHeadModel"]}')
     with pytest.raises(
         UserError, match=rf"contains {name}, which a run would replace; give another"
     ):
-        pretrain.run_experiment(runs.experiment(tmp_path), tmp_path / "run")
-    assert (tmp_path / "run" / name).read_text().startswith('{"arch')
+        pretrain.run_experiment(runs.experiment(tmp_path), run)
+    assert (run / name).read_text().startswith('{"arch')
 
 
 def test_an_export_replaces_only_exports(run):
@@ -301,18 +305,16 @@ def test_an_export_replaces_only_exports(run):
     open_checkpoint(run)
 
 
-def test_a_kill_during_the_export_is_repaired(tmp_path, monkeypatch):
+def test_a_kill_during_the_export_is_repaired(tmp_path, run, monkeypatch):
     experiment = runs.experiment(tmp_path, steps=2)
 
     def dies(*_):
         raise runs.Killed
 
     for at in ("seal", "_move_export"):
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, pytest.raises(runs.Killed):
             patch.setattr(orbax, at, dies)
-            with pytest.raises(runs.Killed):
-                pretrain.run_experiment(experiment, tmp_path / "run")
-    assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 2
-    assert not [*(tmp_path / "run").glob(".exporting-*")]
-    open_checkpoint(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run")
+            pretrain.run_experiment(experiment, run)
+    assert pretrain.run_experiment(experiment, run)["steps"] == 2
+    assert not [*run.glob(".exporting-*")]
+    open_checkpoint(run)
