@@ -44,16 +44,15 @@ def test_text_of_all_scripts_is_not_escaped():
 @pytest.mark.parametrize("error", ["UserError", "KeyError"])
 def test_warnings_errors_and_tracebacks_are_escaped(error):
     """`KeyError` stands for an error in the program, which ends with a traceback."""
-    ran = subprocess.run(
-        [sys.executable, "-c", SPEAKS.replace("{UserError}", error), "\x1b[31m"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert "\x1b" not in ran.stderr
-    assert r"a warning about \x1b[31m" in ran.stderr
-    assert r"a log about \x1b[31m" in ran.stderr
-    assert r"an error about \x1b[31m" in ran.stderr.replace("\\\\", "\\")
+    said = python(SPEAKS.replace("{UserError}", error), "\x1b[31m").stderr
+    assert "\x1b" not in said
+    assert r"a warning about \x1b[31m" in said and r"a log about \x1b[31m" in said
+    assert r"an error about \x1b[31m" in said.replace("\\\\", "\\")
+
+
+def python(*arguments):
+    command = [sys.executable, "-c", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
 # These functions print no text from a file, or escape it.
@@ -103,10 +102,7 @@ def unchanged():
 def test_limits_of_a_command_hold_in_its_child_processes():
     Parser("generate", "A command.").parse_args(["--limits", "bytes=8e9,seconds=0.5"])
     assert file_limits() == replace(Limits(), bytes=8_000_000_000, seconds=0.5)
-    asked = "from jaxgrow.untrusted import file_limits; print(file_limits())"
-    ran = subprocess.run(
-        [sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    ran = python("from jaxgrow.untrusted import file_limits; print(file_limits())")
     assert ran.stdout.strip() == str(file_limits())
 
 
@@ -120,10 +116,8 @@ def test_a_wrong_limit_is_one_line(text, capsys):
 
 def test_limits_end_with_their_block():
     before = os.environ.get("JAXGROW_LIMITS")
-    with (
-        using_limits(record=10),
-        pytest.raises(UntrustedError, match="such as with --limits record=22"),
-    ):
+    says = "such as with --limits record=22"
+    with using_limits(record=10), pytest.raises(UntrustedError, match=says):
         file_limits().check("a line", record=11)
     assert (file_limits(), os.environ.get("JAXGROW_LIMITS")) == (Limits(), before)
 
