@@ -31,48 +31,39 @@ def test_a_new_modifier_is_a_setting_of_each_stage(monkeypatch, tmp_path):
 
     base = runs.experiment(tmp_path, method=VCycle(down=(TrainStage(0.1),)))
     found = with_overrides(base, ["method.down.0.scaled.factor=2"])
-    assert found.method.down[0].modifiers == (Scaled(2.0),)
-    assert experiment_json(found)["method"]["VCycle"]["down"][0]["scaled"] == {
-        "factor": 2.0,
-        "steps": 10,
-    }
+    assert found.method.down[0].modifiers == found.plan[0].modifiers == (Scaled(2.0),)
+    down = experiment_json(found)["method"]["VCycle"]["down"]
+    assert down[0]["scaled"] == {"factor": 2.0, "steps": 10}
     rows = {setting.name: setting.value for setting in all_settings(found)}
     assert rows["method.down.0.scaled.factor"] == 2.0 and rows["method.up.0.scaled"] is None
-    assert found.plan[0].modifiers == (Scaled(2.0),)
-    with pytest.raises(UserError, match=r"--set method.up.0.scaled.factor=0: factor must be posit"):
-        with_overrides(base, ["method.up.0.scaled.factor=0"])
-    with pytest.raises(UserError, match=r"scaled.steps: expected int, but got '1.5'"):
-        with_overrides(base, ["method.up.0.scaled.steps=1.5"])
+    for wrong, says in (
+        ("factor=0", r"--set method.up.0.scaled.factor=0: factor must be posit"),
+        ("steps=1.5", r"scaled.steps: expected int, but got '1.5'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            with_overrides(base, [f"method.up.0.scaled.{wrong}"])
 
 
 def test_modifiers_keep_their_form_in_config_json(tmp_path):
     """The form is unchanged, with a key for each modifier, so that existing runs can be continued."""
-    stage = TrainStage(
-        0.5, modifiers=(FreezeParts(Freeze((0,))), ShortContext(2), Ramp((1, 2)), Rewarm(2.0))
-    )
-    method = experiment_json(
-        runs.experiment(tmp_path, method=VCycle((TrainStage(0.1),), (stage, TrainStage(0.4))))
-    )
-    first, second = method["method"]["VCycle"]["up"]
+    modifiers = FreezeParts(Freeze((0,))), ShortContext(2), Ramp((1, 2)), Rewarm(2.0)
+    up = TrainStage(0.5, modifiers=modifiers), TrainStage(0.4)
+    method = VCycle((TrainStage(0.1),), up)
+    first, second = experiment_json(runs.experiment(tmp_path, method=method))["method"]["VCycle"][
+        "up"
+    ]
     plain = {"lr": 1.0, "warmup": None, "floor": None, "schedule": None}
     none = {"drop": None, "tokens": None, "freeze": None, "rewarm": None}
     assert second == {"steps": 0.4} | plain | none
-    assert first == {"steps": 0.5} | plain | {
-        "drop": None,
-        "tokens": None,
-        "freeze": {"layers": [0], "below": True, "paths": []},
-        "rewarm": {"peak": 2.0, "steps": 250},
-        "ramp": [1, 2],
-        "windows": 2,
-    }
+    own = {"freeze": {"layers": [0], "below": True, "paths": []}, "ramp": [1, 2], "windows": 2}
+    own |= {"drop": None, "tokens": None, "rewarm": {"peak": 2.0, "steps": 250}}
+    assert first == {"steps": 0.5} | plain | own
     assert experiment_json(runs.experiment(tmp_path))["method"] == {"Scratch": {"drop": None}}
 
 
 def test_set_changes_adds_and_removes_modifiers():
-    dropping = Scratch((DropLayers(LayerDrop(theta=0.5)),))
-    assert with_overrides(dropping, ["drop.theta=0.7"]) == Scratch(
-        (DropLayers(LayerDrop(theta=0.7)),)
-    )
+    dropping, other = (Scratch((DropLayers(LayerDrop(theta=t)),)) for t in (0.5, 0.7))
+    assert with_overrides(dropping, ["drop.theta=0.7"]) == other
     with pytest.raises(UserError, match="Scratch has no field 'modifiers'"):
         with_overrides(dropping, ["modifiers.0.drop.theta=0.7"])
     assert with_overrides(Scratch(), ["drop.theta=0.5"]) == dropping
