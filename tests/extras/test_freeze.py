@@ -39,54 +39,49 @@ BOTTOM = Freeze((0, 1))
 
 
 def moved(before, after):
-    """Return ``{path: whether it changed}``, with one value per layer for the blocks.
-
-    Within a layer, all elements of a parameter change, or none of them.
-    """
+    """Return ``{path: whether it changed}``, with one value per layer for the blocks."""
     found = {}
     for name, a, b in tiny.pairs(before, after):
-        found[name] = (
-            [bool((x != y).any()) for x, y in zip(a, b, strict=True)]
-            if "blocks/" in name
-            else bool((a != b).any())
-        )
+        layers = [bool((x != y).any()) for x, y in zip(a, b, strict=True)]
+        found[name] = layers if "blocks/" in name else any(layers)
     return found
+
+
+def of_adam(before, after):
+    """Return the pairs of parameters and of both moments."""
+    (params, opt), (new, new_opt) = before, after
+    return (params, new), (opt[1].mu, new_opt[1].mu), (opt[1].nu, new_opt[1].nu)
 
 
 # --- frozen parameters ---
 
 
-def test_the_frozen_bottom_is_contiguous():
-    axes = LARGE.axes()
-    assert Freeze((0, 1)).bottom(axes) == 2
-    assert Freeze((1, 0, 3)).bottom(axes) == 2
-    assert Freeze((1, 2)).bottom(axes) == 0
-    assert Freeze(()).bottom(axes) == 0
-    assert Freeze((0, 1), paths=("token_embedding", "position*"), below=False).bottom(axes) == 2
-    assert Freeze((0, 1), paths=("*",), below=False).bottom(axes) == 2
-
-
-@pytest.mark.parametrize(
-    "paths", [(), ("token_embedding",), ("position_embedding",), ("blocks/*",)]
-)
-def test_a_trained_embedding_needs_every_backward_pass(paths):
-    assert Freeze((0, 1), paths, below=False).bottom(LARGE.axes()) == 0
+@pytest.mark.parametrize(("layers", "paths", "bottom"), [
+    ((0, 1), None, 2),
+    ((1, 0, 3), None, 2),
+    ((1, 2), None, 0),
+    ((), None, 0),
+    ((0, 1), ("token_embedding", "position*"), 2),
+    ((0, 1), ("*",), 2),
+    # A trained embedding needs every backward pass.
+    *(((0, 1), paths, 0) for paths in ((), ("token_embedding",), ("position_embedding",), ("blocks/*",))),
+])  # fmt: skip
+def test_the_frozen_bottom_is_contiguous(layers, paths, bottom):
+    freeze = Freeze(layers) if paths is None else Freeze(layers, paths, below=False)
+    assert freeze.bottom(LARGE.axes()) == bottom
 
 
 def test_what_is_below_the_layers_depends_on_the_family():
     tables = ("token_embedding", "position_embedding")
-    bert = BERTConfig(vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, mlp=8)
+    sizes = dict(layers=2, embed=4, heads=2, head_dim=2, mlp=8)
+    bert = BERTConfig(vocab=8, context=4, **sizes)
     # The token types and a norm are trained.
     assert Freeze((0, 1), tables, below=False).bottom(bert.axes()) == 0
     below = (*tables, "type_embedding", "embedding_norm/*")
     assert Freeze((0, 1), below, below=False).bottom(bert.axes()) == 2
-    llama = LlamaConfig(
-        vocab=8, context=4, layers=2, embed=4, heads=2, head_dim=2, kv_heads=1, mlp=8
-    )
+    llama = LlamaConfig(vocab=8, context=4, **sizes, kv_heads=1)
     assert Freeze((0, 1), ("token_embedding",), below=False).bottom(llama.axes()) == 2
-    vit = dict(
-        image=4, patch=2, channels=1, classes=3, layers=2, embed=4, heads=2, head_dim=2, mlp=8
-    )
+    vit = dict(image=4, patch=2, channels=1, classes=3, **sizes)
     for config in (ViTConfig(**vit), CaiTConfig(**vit)):
         shapes = jax.eval_shape(config.init, jax.random.key(0))
         every = leaves(shapes, config.axes())
@@ -110,21 +105,11 @@ def test_the_mask_by_hand_and_of_layers_that_the_model_lacks():
     "paths", [(), ("*embedding",), ("final_norm/*", "blocks/attention/*/bias")]
 )
 def test_frozen_parameters_and_moments_stay_bitwise(paths):
-    before = runs.trained(LARGE, TX)
-    after = jax.tree.map(lambda x: x + 1, (before.params, before.opt))
-    held = hold_frozen(
-        (before.params, before.opt),
-        after,
-        [True, False, False, True],
-        before.params,
-        LARGE.axes(),
-        paths,
-    )
-    for tree, new in (
-        (before.params, held[0]),
-        (before.opt[1].mu, held[1][1].mu),
-        (before.opt[1].nu, held[1][1].nu),
-    ):
+    model = runs.trained(LARGE, TX)
+    before = model.params, model.opt
+    after, mask = jax.tree.map(lambda x: x + 1, before), [True, False, False, True]
+    held = hold_frozen(before, after, mask, model.params, LARGE.axes(), paths)
+    for tree, new in of_adam(before, held):
         for name, layers in moved(tree, new).items():
             if any(fnmatchcase(name, p) for p in paths):
                 assert not np.any(layers), name
@@ -149,15 +134,10 @@ def test_a_step_moves_no_frozen_layer_or_tied_embedding(step):
     before = runs.trained(LARGE, TX)
     after = jax.device_put(before, replicated_sharding(runs.mesh()))
     for number in range(2):
-        after, metrics = step(
-            after, BATCH, StepInputs(np.float32(0.1), np.uint32(number), given=(None,))
-        )
+        given = StepInputs(np.float32(0.1), np.uint32(number), given=(None,))
+        after, metrics = step(after, BATCH, given)
     after = jax.device_get(after)
-    for tree, new in (
-        (before.params, after.params),
-        (before.opt[1].mu, after.opt[1].mu),
-        (before.opt[1].nu, after.opt[1].nu),
-    ):
+    for tree, new in of_adam((before.params, before.opt), (after.params, after.opt)):
         for name, layers in moved(tree, new).items():
             of_layers = [False, False, True, True]
             below = name.endswith("embedding")
@@ -173,9 +153,8 @@ def test_the_norm_of_the_gradients_is_that_of_the_trained_parameters():
     step = mapped(partial(train_step, TX, 1, (FreezeParts(freeze),)), "mesh", runs.mesh())
     placed = jax.device_put(model, replicated_sharding(runs.mesh()))
     _, metrics = step(placed, BATCH, StepInputs(np.float32(0.1), given=(None,)))
-    grads = jax.jit(jax.grad(lambda params: loss(replace(model, params=params), BATCH)))(
-        model.params
-    )
+    gradient = jax.grad(lambda params: loss(replace(model, params=params), BATCH))
+    grads = jax.jit(gradient)(model.params)
     squares = 0.0
     for name, x, _ in leaves(grads, LARGE.axes()):
         trained = np.asarray(x)[[0, 2, 3]] if name.startswith("blocks/") else np.asarray(x)
@@ -211,34 +190,19 @@ def test_frozen_layers_have_zero_gradients_only():
 # --- plans ---
 
 
-@pytest.mark.parametrize(
-    "by",
-    [
-        pytest.param("llama_pro", marks=pytest.mark.extra),
-        pytest.param("mslt", marks=pytest.mark.slow),
-    ],
-)
-def test_layers_that_were_added_train_alone(small_run, by):
-    """Multi-stage layerwise training and LLaMA Pro train only the added half of the layers."""
+def test_layers_that_were_added_train_alone(small_run, by="llama_pro"):
+    """LLaMA Pro trains only the added half of the layers."""
     wide = operators.hypercloning(runs.SMALL.sizes(), {"embed": 8, "heads": 2, "mlp": 16})
     deep = getattr(operators, by)(runs.SMALL.sizes(), {"layers": 4})
     axes = runs.SMALL.axes()
     grown = grow(deep, grow(wide, load_params(small_run), axes), axes)
     new = operators.new_layers(deep)
-    old = tuple(i for i in range(4) if i not in new)
-    assert new == {"mslt": (2, 3), "llama_pro": (1, 3)}[by]
-    e = runs.growing(
-        small_run.parent,
-        GrowTo((TrainStage(0.25, modifiers=(FreezeParts(Freeze(old)),)),), ("hypercloning", by)),
-        name=by,
-    )
+    assert new == (1, 3)
+    stage = TrainStage(0.25, modifiers=(FreezeParts(Freeze((0, 2))),))
+    e = runs.growing(small_run.parent, GrowTo((stage,), ("hypercloning", by)), name=by)
     result = pretrain.run_experiment(e, small_run.parent / by)
     for name, layers in moved(grown, load_params(small_run.parent / by)).items():
         of_layers, below = [i in new for i in range(4)], name.endswith("embedding")
         assert layers == (of_layers if name.startswith("blocks/") else not below), name
-    tokens = 2 * e.batch * LARGE.context
-    assert (
-        result["phases"][-1]["flops"]
-        == e.plan[-1].flops(tokens)
-        < replace(e.plan[-1], modifiers=()).flops(tokens)
-    )
+    tokens, plain = 2 * e.batch * LARGE.context, replace(e.plan[-1], modifiers=())
+    assert result["phases"][-1]["flops"] == e.plan[-1].flops(tokens) < plain.flops(tokens)

@@ -1,7 +1,4 @@
-"""Maps learned by LiGO are saved in a file: described, plotted, and applied to another model.
-
-The other model has the same shape.
-"""
+"""Maps learned by LiGO are saved, described, plotted, and applied to another model of the same shape."""
 
 import json
 import sys
@@ -31,26 +28,16 @@ SMALL = runs.SMALL
 AXES = SMALL.axes()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[ligo.LiGO(), pytest.param(ligo.LiGO(shared=False, tied=False), marks=pytest.mark.slow)],
-    ids=["shared", "per layer"],
-)
-def saved(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     """Return ``(file, coefficients)``."""
-    phase = Learn(
-        "maps",
-        1,
-        runs.experiment(tmp_path_factory.mktemp("c")).optim,
-        runs.LARGE,
-        small=SMALL,
-        ligo=request.param,
-    )
+    how, optim = ligo.LiGO(), runs.experiment(tmp_path_factory.mktemp("c")).optim
+    phase = Learn("maps", 1, optim, runs.LARGE, small=SMALL, ligo=how)
     old = sizes(jax.eval_shape(lambda: SMALL.init(jax.random.key(0))), AXES)
-    made = jax.jit(lambda key: ligo.init_coefficients(request.param, AXES, old, phase.target, key))
+    made = jax.jit(lambda key: ligo.init_coefficients(how, AXES, old, phase.target, key))
     coefficients = jax.device_get(made(jax.random.key(1)))
     path = tmp_path_factory.mktemp("maps") / "maps.npz"
-    learning.save_maps(path, Maps(SMALL, runs.LARGE, request.param, coefficients))
+    learning.save_maps(path, Maps(SMALL, runs.LARGE, how, coefficients))
     return path, coefficients
 
 
@@ -79,24 +66,15 @@ def test_maps_are_described_drawn_and_applied_to_another_model(
     saved, small_run, monkeypatch, capsys, tmp_path
 ):
     path, coefficients = saved
-    called(
-        monkeypatch,
-        path,
-        "--plot",
-        tmp_path / "new" / "maps.png",
-        "--apply",
-        small_run,
-        "--out",
-        tmp_path / "grown",
-    )
+    words = ("--plot", tmp_path / "new/maps.png", "--apply", small_run, "--out", tmp_path / "grown")
+    called(monkeypatch, path, *words)
     said = capsys.readouterr().out
     assert "blocks/attention/query: w (4, 2), row sums" in said
     assert "embed: write (8, 4), max |top - I| 0.00e+00" in said
     assert (tmp_path / "new" / "maps.png").read_bytes()[:4] == b"\x89PNG"
     params = load_params(small_run)
-    expected = jax.jit(lambda c, p: grow(ligo.learned_growth(c, AXES, sizes(p, AXES)), p, AXES))(
-        coefficients, params
-    )
+    growth = ligo.learned_growth(coefficients, AXES, sizes(params, AXES))
+    expected = jax.jit(lambda p: grow(growth, p, AXES))(params)
     config, found = checkpoints.load(tmp_path / "grown")  # The commands of jaxgrow can read it.
     assert config == runs.LARGE
     assert tokenizer_of(tmp_path / "grown").get_vocab_size() == 256
@@ -113,20 +91,16 @@ def test_a_model_keeps_its_settings_and_its_special_tokens(saved, monkeypatch, t
     (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[PAD]"}))
     called(monkeypatch, saved[0], "--apply", source, "--out", tmp_path / "grown")
     assert checkpoints.load(tmp_path / "grown")[0] == replace(runs.LARGE, eps=1e-3)
-    ends = [
-        special_tokens(tokenizer_of(folder), folder).end for folder in (source, tmp_path / "grown")
-    ]
-    assert ends == [0xC1] * 2
+    for folder in (source, tmp_path / "grown"):
+        assert special_tokens(tokenizer_of(folder), folder).end == 0xC1
 
 
 def test_maps_grow_a_vision_model():
     """Some axes of its parameters, such as the rows of a patch, are not fields of its config."""
-    sides = dict(image=8, patch=4, channels=1, classes=3)
-    small = ViTConfig(**sides, layers=1, embed=4, heads=1, head_dim=4, mlp=8)
+    sides = dict(image=8, patch=4, channels=1, classes=3, embed=4, heads=1, head_dim=4, mlp=8)
+    small, key = ViTConfig(**sides, layers=1), jax.random.key(0)
     large = replace(small, layers=2)
-    made = ligo.init_coefficients(
-        ligo.LiGO(), small.axes(), small.sizes(), {"layers": 2}, jax.random.key(0)
-    )
+    made = ligo.init_coefficients(ligo.LiGO(), small.axes(), small.sizes(), {"layers": 2}, key)
     maps = learning.Maps(small, large, ligo.LiGO(), made)
     chex.assert_trees_all_equal_shapes(maps.apply(runs.fresh(small)), runs.fresh(large))
     with pytest.raises(ValueError, match=r"'mlp': \(16, 8\)"):
@@ -151,43 +125,31 @@ def test_files_that_hold_no_maps_are_refused(saved, tmp_path, monkeypatch, capsy
 def test_unfitting_models_and_existing_results_are_refused(
     saved, small_run, wide, tmp_path, monkeypatch, capsys
 ):
-    path, _ = saved
-    with pytest.raises(SystemExit):
-        called(monkeypatch, path, "--apply", wide, "--out", tmp_path / "grown")
-    assert "do not fit" in capsys.readouterr().err
-    other = LlamaConfig(vocab=256, context=8, layers=2, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=8)  # fmt: skip
+    sides = dict(vocab=256, context=8, layers=2, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=8)
+    other = LlamaConfig(**sides)
     checkpoints.save(tmp_path / "llama", other, runs.fresh(other))
-    with pytest.raises(SystemExit):
-        called(monkeypatch, path, "--apply", tmp_path / "llama", "--out", tmp_path / "grown")
-    assert "are for a GPT2Config, but the model is a LlamaConfig" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        called(monkeypatch, path, "--apply", small_run, "--out", tmp_path)
-    assert "exists already; give another --out" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        called(monkeypatch, path, "--apply", small_run)
-    assert "--apply and --out must be given together" in capsys.readouterr().err
+    new = ("--out", tmp_path / "grown")
+    for words, says in (
+        ((wide, *new), "do not fit"),
+        ((tmp_path / "llama", *new), "are for a GPT2Config, but the model is a LlamaConfig"),
+        ((small_run, "--out", tmp_path), "exists already; give another --out"),
+        ((small_run,), "--apply and --out must be given together"),
+    ):
+        with pytest.raises(SystemExit):
+            called(monkeypatch, saved[0], "--apply", *words)
+        assert says in capsys.readouterr().err
 
 
-def test_every_panel_of_the_plot_is_a_labelled_map(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure)
-    )
+def test_every_panel_of_the_plot_is_a_labelled_map(tmp_path, figures):
     depth = {"blocks/attention": np.eye(3)[[0, 1, 2, 0, 1, 2]], "blocks/mlp": np.ones((6, 3))}
-    width = {
-        "embed": {"write": np.ones((12, 8))},
-        "heads": {"write": np.ones((3, 6, 4)), "read": np.eye(6, 4)},
-    }
-    plots.plot_maps(
-        learning.Maps(SMALL, runs.LARGE, ligo.LiGO(), {"depth": depth, "width": width}),
-        tmp_path / "maps.png",
-    )
+    heads = {"write": np.ones((3, 6, 4)), "read": np.eye(6, 4)}
+    made = {"depth": depth, "width": {"embed": {"write": np.ones((12, 8))}, "heads": heads}}
+    plots.plot_maps(learning.Maps(SMALL, runs.LARGE, ligo.LiGO(), made), tmp_path / "maps.png")
     panels = [axes for axes in figures[0].axes if axes.get_label() != "<colorbar>"]
     titles = ["w, attention", "w, mlp", "embed, write", "heads, write", "heads, read"]
     assert [axes.get_title() for axes in panels] == titles  # five panels, and no empty ones
-    for axes, kind, old in zip(
-        panels, ["layer", "layer", "unit", "head", "head"], [3, 3, 8, 4, 4], strict=True
-    ):
+    kinds = [("layer", 3), ("layer", 3), ("unit", 8), ("head", 4), ("head", 4)]
+    for axes, (kind, old) in zip(panels, kinds, strict=True):
         assert (axes.get_xlabel(), axes.get_ylabel()) == (f"old {kind}", f"new {kind}")
         # Layers are counted from zero, as in --layers 0+1.
         assert axes.get_xlim() == (-0.5, old - 0.5)

@@ -47,11 +47,8 @@ def rows(text: str) -> dict[str, tuple[tuple, tuple[str, ...]]]:
     return found
 
 
-QUERY, KEY, VALUE = (
-    ("embed.in", "heads", "head_dim"),
-    ("embed.in", "kv_heads", "head_dim.in"),
-    ("embed.in", "kv_heads", "head_dim.value"),
-)
+QUERY, KEY = ("embed.in", "heads", "head_dim"), ("embed.in", "kv_heads", "head_dim.in")
+VALUE = ("embed.in", "kv_heads", "head_dim.value")
 OUT, NORM = ("heads.in", "head_dim.in", "embed"), ("embed.norm.scale",)
 
 
@@ -92,15 +89,12 @@ def stacked(names, at: int):
 @pytest.mark.parametrize("scan", [None, 0, 1])
 def test_the_axes_of_maxtext_wherever_it_stacks_its_layers(scan):
     """The default is ``param_scan_axis: 1``, and then norms have the axes [embed, layers]."""
-    if scan is None:
-        layers = {
-            f"decoder/layers_{i}/{of}": names for i in range(2) for of, names in MAXTEXT.items()
-        }
-    else:
-        layers = {
-            f"decoder/layers/{of}": [stacked(names, scan) for names in both]
-            for of, both in MAXTEXT.items()
-        }
+    layers = {}
+    for of, names in MAXTEXT.items():
+        if scan is None:
+            layers |= {f"decoder/layers_{i}/{of}": names for i in range(2)}
+        else:
+            layers[f"decoder/layers/{of}"] = [stacked(side, scan) for side in names]
     both = {**MAXTEXT_OUTSIDE, **layers}
     found = by_convention(tree({of: theirs for of, (theirs, _) in both.items()}))
     assert by_path(found, is_names) == {of: ours for of, (_, ours) in both.items()}
@@ -113,10 +107,8 @@ def shaped(names: dict[str, tuple], sizes: dict[str, int]):
 
 def test_maxtext_s_shapes_tell_where_layers_are_stacked():
     attention = [f"self_attention/{name}/kernel" for name in ("query", "value", "out")]
-    ours = {
-        f"decoder/layers/{leaf}": stacked(MAXTEXT[leaf][1], 1)
-        for leaf in (*attention, "mlp/wi_0/kernel", "mlp/wo/kernel")
-    }
+    inside = (*attention, "mlp/wi_0/kernel", "mlp/wo/kernel")
+    ours = {f"decoder/layers/{leaf}": stacked(MAXTEXT[leaf][1], 1) for leaf in inside}
     ours |= {"decoder/layers/pre_self_attention_layer_norm/scale": ("embed.norm.scale", "layers")}
     ours |= {leaf: names for leaf, (_, names) in MAXTEXT_OUTSIDE.items()}
     params = shaped(ours, SIZES)
@@ -236,10 +228,7 @@ out_ln/scale: D -> embed.norm.scale?
 
 
 def test_transposed_kernels_are_named_by_their_module():
-    """GPT-2 of transformers 4 has kernels [outputs, inputs].
-
-    They have the names that Flax uses for kernels [inputs, outputs].
-    """
+    """GPT-2 of transformers 4 has kernels [outputs, inputs], under Flax's names of the transposed."""
     theirs = {
         "attn/c_attn/kernel/key": ("heads", "head_dim", "embed"),
         "attn/c_proj/kernel": ("embed", "heads", "head_dim"),
@@ -255,17 +244,15 @@ def test_transposed_kernels_are_named_by_their_module():
 
 
 def test_ambiguous_embeddings_heads_and_scales_are_left_open():
-    found = by_convention(
-        {
-            "shared": {"weight": ("vocab", "embed")},  # T5's embedding
-            "mixing": {"w": ("embed", "mlp")},
-            "dense": {"kernel": ("embed", "heads", "head_dim")},
-            "quantized": {"kernel": ("embed", "mlp"), "scale": ("mlp",)},
-            "gamma_1": ("embed",),  # of LayerScale
-            "steps": ("layers",),
-            "up": {"kernel": ("embed", "hidden")},
-        }
-    )
+    found = by_convention({
+        "shared": {"weight": ("vocab", "embed")},  # T5's embedding
+        "mixing": {"w": ("embed", "mlp")},
+        "dense": {"kernel": ("embed", "heads", "head_dim")},
+        "quantized": {"kernel": ("embed", "mlp"), "scale": ("mlp",)},
+        "gamma_1": ("embed",),  # of LayerScale
+        "steps": ("layers",),
+        "up": {"kernel": ("embed", "hidden")},
+    })  # fmt: skip
     assert found == {
         "shared": {"weight": ("vocab?", "embed?")},
         "mixing": {"w": ("embed?", "mlp?")},
@@ -282,20 +269,15 @@ def test_ambiguous_embeddings_heads_and_scales_are_left_open():
 def test_models_that_name_no_axes(leaves, layers):
     """Two layers are a hard case: Gemma also has two adjacent kernels in one leaf."""
     every = {of.format(i): shape for of, (shape, _) in leaves.items() for i in range(layers)}
-    shared = {"kv_heads": K} if any("kv_heads" in names for _, names in leaves.values()) else {}
-    known = (
-        {name: size for name, size in SIZES.items() if name != "kv_heads"}
-        | shared
-        | {"layers": layers}
-    )
-    rules = infer_rules(zeros(every), known)
-    wanted = {of.format("*"): names for of, (_, names) in leaves.items()}
-    assert rules == wanted
-    told = {
-        of: tuple(n.replace("embed.norm.scale?", "embed.in.norm.scale") for n in names)
-        for of, names in rules.items()
-    }
-    from_rules(zeros(every), told)
+    shared = any("kv_heads" in names for _, names in leaves.values())
+    known = {name: n for name, n in SIZES.items() if shared or name != "kv_heads"}
+    rules = infer_rules(zeros(every), known | {"layers": layers})
+    assert rules == {of.format("*"): names for of, (_, names) in leaves.items()}
+
+    def told(name):
+        return name.replace("embed.norm.scale?", "embed.in.norm.scale")
+
+    from_rules(zeros(every), {of: tuple(map(told, names)) for of, names in rules.items()})
 
 
 def test_linear_is_an_output_kernel_only_in_gemma():
@@ -310,26 +292,16 @@ def test_linear_is_an_output_kernel_only_in_gemma():
 
 def test_mesh_axes_and_missing_names_are_reported_not_guessed():
     """Tunix shards by the axes of a mesh."""
-    theirs = {
-        "layers": {
-            "q_proj": {"w": ("fsdp", "tp", None)},
-            "norm": {"w": ("tp",)},
-            "mlp": {"kernel": (None, None)},
-        },
-        "embedder": {"input_embedding": ("tp", "fsdp")},
-    }
+    layers = {"q_proj": {"w": ("fsdp", "tp", None)}, "norm": {"w": ("tp",)}}
+    layers["mlp"] = {"kernel": (None, None)}
+    theirs = {"layers": layers, "embedder": {"input_embedding": ("tp", "fsdp")}}
     found = by_path(by_convention(theirs), is_names)
     assert found["layers/q_proj/w"] == ("fsdp?", "tp?", "?")
     assert found["layers/norm/w"] == ("tp?.norm.scale",)
-    assert all(
-        any("?" in n for n in names)
-        for leaf, names in found.items()
-        if leaf != "embedder/input_embedding"
-    )
-    params = zeros(
-        {"layers/q_proj/w": (D, H, B), "layers/norm/w": (D,), "layers/mlp/kernel": (D, F)}
-    )
-    named = by_convention({"layers": theirs["layers"]})
+    del found["embedder/input_embedding"]
+    assert all(any("?" in n for n in names) for names in found.values())
+    shapes = {"layers/q_proj/w": (D, H, B), "layers/norm/w": (D,), "layers/mlp/kernel": (D, F)}
+    params, named = zeros(shapes), by_convention({"layers": layers})
     message = r"(?s)layers/mlp/kernel: the names .* contain '\?', .*layers/q_proj/w: the names"
     with pytest.raises(ValueError, match=message):
         grow({}, params, named)
