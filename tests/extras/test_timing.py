@@ -20,8 +20,10 @@ from train.plan.modifiers import DropLayers
 from train.plan.training import Train
 from train.step import inputs
 
-LIGO = GrowTo((TrainStage(0.5),), by=Learned(steps=9, warmup=0))
 SBLD = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.25, batches=2))),))
+SHALLOW, NARROW = replace(runs.MODEL, layers=1), replace(runs.MODEL, mlp=8)
+HALF = Growing(SHALLOW, TrainStage(0.5), (GrowTo((TrainStage(0.5),)),))
+LIGO = replace(HALF, to=(GrowTo((TrainStage(0.5),), by=Learned(steps=9, warmup=0)),))
 
 
 def timed(folder, seconds=0.4, **changes):
@@ -30,9 +32,14 @@ def timed(folder, seconds=0.4, **changes):
 
 @pytest.fixture
 def speeds(monkeypatch):
-    """Replace the rehearsal: the steps of stage i take ``speeds[i]`` seconds."""
+    """Replace the rehearsal: the steps of stage i take ``speeds[i]`` seconds; []: it may not run."""
     found: list[float] = [0.05]
-    monkeypatch.setattr(timing, "_rehearsed", lambda experiment, count: [*found])
+
+    def rehearsed(experiment, count):
+        assert found, "the steps are measured again"
+        return [*found]
+
+    monkeypatch.setattr(timing, "_rehearsed", rehearsed)
     return found
 
 
@@ -53,13 +60,8 @@ def lengths(experiment) -> list[int]:
 
 def test_each_stage_has_its_fraction_of_the_time(tmp_path, speeds):
     speeds[:] = [0.01, 0.04]
-    grown = runs.growing(
-        tmp_path,
-        GrowTo((TrainStage(0.5),), by=runs.DOUBLED),
-        source=TrainStage(0.25),
-        steps=0,
-        seconds=6.0,
-    )
+    to = GrowTo((TrainStage(0.5),), by=runs.DOUBLED)
+    grown = runs.growing(tmp_path, to, source=TrainStage(0.25), steps=0, seconds=6.0)
     found = timing.timed_steps(grown, tmp_path / "run")
     # a third of 6 seconds, and two thirds
     assert lengths(found) == [200, 100] and (found.steps, found.seconds) == (300, None)
@@ -72,9 +74,9 @@ def test_a_training_without_stages_has_all_of_the_time(tmp_path, speeds):
     assert timing.timed_steps(timed(tmp_path, 0.8, method=SBLD), tmp_path / "b").steps == 16
 
 
-def test_the_measurement_is_kept(tmp_path, speeds, monkeypatch):
+def test_the_measurement_is_kept(tmp_path, speeds):
     first = timing.timed_steps(timed(tmp_path), tmp_path / "run")
-    monkeypatch.setattr(timing, "_rehearsed", None)
+    speeds.clear()
     other = timed(tmp_path, seed=1, eval_every=2, accumulate=2)
     assert timing.timed_steps(other, tmp_path / "run").steps == first.steps
     assert timing.timed_steps(timed(tmp_path, 0.8), tmp_path / "run").steps == 16
@@ -82,13 +84,14 @@ def test_the_measurement_is_kept(tmp_path, speeds, monkeypatch):
         timing.timed_steps(timed(tmp_path, batch=16), tmp_path / "run")
 
 
-@pytest.mark.parametrize("seconds", [[0.0], [-1.0], [1e-300], [0.1] * 5, "ab", None])
-def test_a_damaged_measurement_is_refused(tmp_path, speeds, seconds):
+def test_a_damaged_measurement_is_refused(tmp_path, speeds):
     timing.timed_steps(timed(tmp_path), tmp_path)
     path = tmp_path / "tiny-seconds.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": seconds}))
-    with pytest.raises(UserError, match=r"is damaged: .*delete it"):
-        timing.timed_steps(timed(tmp_path), tmp_path)
+    about = json.loads(path.read_text())
+    for seconds in ([0.0], [-1.0], [1e-300], [0.1] * 5, "ab", None):
+        path.write_text(json.dumps(about | {"seconds": seconds}))
+        with pytest.raises(UserError, match=r"is damaged: .*delete it"):
+            timing.timed_steps(timed(tmp_path), tmp_path)
 
 
 def ligo(folder, seconds, steps=7, **changes):
@@ -101,12 +104,10 @@ def test_phases_with_a_fixed_number_of_steps_keep_it(tmp_path, speeds, capsys):
     speeds[:] = [0.01, 0.04, 0.1]
     found = timing.timed_steps(ligo(tmp_path, 3.1), tmp_path / "run")
     assert lengths(found) == [160, 7, 20]
-    assert "3.1 s of training are 160 steps of 10 ms, 20 steps of 40 ms, 7 steps of 100 ms" in (
-        capsys.readouterr().err
-    )
-    with pytest.raises(
-        UserError, match=r"fixed number of steps take 0\.7 s, but seconds=0\.7: give"
-    ):
+    said = "3.1 s of training are 160 steps of 10 ms, 20 steps of 40 ms, 7 steps of 100 ms"
+    assert said in capsys.readouterr().err
+    message = r"fixed number of steps take 0\.7 s, but seconds=0\.7: give"
+    with pytest.raises(UserError, match=message):
         timing.timed_steps(ligo(tmp_path, 0.7), tmp_path / "run")
     assert lengths(timing.timed_steps(ligo(tmp_path, 0.71), tmp_path / "run")) == [1, 7, 1]
     speeds[:] = [0.01, 0.04]  # a single step is not measured
@@ -133,13 +134,15 @@ def test_the_length_is_given_once(tmp_path, capsys):
     assert "--seconds 2 and --set steps=3 both set the length" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", [
-    Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)),
-    Growing(runs.SMALL, "none-seed{seed}", (GrowTo((TrainStage(0.5),), by=runs.DOUBLED),)),
-    SBLD,
-    Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (LIGO,)),
-    runs.VCYCLE,
-], ids=["grown", "imported", "sensitivities", "LiGO", "V-cycle"])  # fmt: skip
+MEASURED = {
+    "imported": Growing(runs.SMALL, "none-seed{seed}", (GrowTo((TrainStage(0.5),), runs.DOUBLED),)),
+    "sensitivities": SBLD,
+    "LiGO": LIGO,
+    "V-cycle": runs.VCYCLE,
+}
+
+
+@pytest.mark.parametrize("method", MEASURED.values(), ids=MEASURED)
 def test_steps_are_measured_and_leave_no_files(tmp_path, method, monkeypatch):
     """A rehearsal needs neither the model that the run starts from nor a second set of programs."""
     experiment = timed(tmp_path, 0.2, method=method)
@@ -151,49 +154,41 @@ def test_steps_are_measured_and_leave_no_files(tmp_path, method, monkeypatch):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["tiny-seconds.json"]
     kept = json.loads((tmp_path / "run" / "tiny-seconds.json").read_text())["seconds"]
     stages = max(1, len(timing._stage_fractions(experiment)))
-    assert len(kept) == stages + (LIGO in getattr(method, "to", ()))
+    assert len(kept) == stages + (method is LIGO)
     assert all(0 < t < 10 for t in kept)
 
 
-def test_a_resumed_run_has_the_same_steps_and_continues_its_clock(tmp_path, monkeypatch, capsys):
-    method = Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),))
-    experiment = timed(tmp_path, 0.8, method=method, checkpoint_every=1)
-    monkeypatch.setattr(timing, "_rehearsed", lambda *about: [0.1, 0.2])
+def test_a_resumed_run_has_the_same_steps_and_continues_its_clock(tmp_path, speeds, capsys):
+    experiment = timed(tmp_path, 0.8, method=HALF, checkpoint_every=1)
+    speeds[:] = [0.1, 0.2]
     pretrain.run_experiment(experiment, tmp_path / "whole")
-    monkeypatch.setattr(timing, "_rehearsed", lambda *about: [0.1, 0.2])
     runs.killed(experiment, tmp_path / "run", 3)
-    monkeypatch.setattr(timing, "_rehearsed", None)
+    speeds.clear()
     result = pretrain.run_experiment(experiment, tmp_path / "run")
     runs.assert_same_end(tmp_path / "run", tmp_path / "whole")
     assert [p["steps"] for p in result["phases"] if p["steps"]] == [4, 2]
-    seconds = [line["seconds"] for line in json_lines(tmp_path / "run")]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    seconds = [json.loads(line)["seconds"] for line in lines]
     assert seconds == sorted(seconds) and result["seconds"] >= seconds[-1]
     steps = "0.8 s of training are 4 steps of 100 ms, 2 steps of 200 ms"
     assert f"tiny: {steps}\n" in capsys.readouterr().err
     pretrain.run_experiment(experiment, tmp_path / "run")  # it has finished
 
 
-GROWTHS = {
-    "V-cycle": runs.VCYCLE,
-    "half of the layers first": Growing(replace(runs.MODEL, layers=1), TrainStage(0.5), (GrowTo((TrainStage(0.5),)),)),
-    "LiGO": Growing(replace(runs.MODEL, layers=1), TrainStage(0.5),
-        (GrowTo((TrainStage(0.5),), by=Learned(steps=2, warmup=0)),)),
-    "two growths": Growing(replace(runs.MODEL, layers=1, mlp=8), TrainStage(0.3),
-        (GrowTo((TrainStage(0.3),), config=replace(runs.MODEL, mlp=8)), GrowTo((TrainStage(0.3),), by=("net2net",)))),
-}  # fmt: skip
+LEARNED = GrowTo((TrainStage(0.3),), by=Learned(steps=2, warmup=0), config=NARROW)
+WIDER = GrowTo((TrainStage(0.3),), by=("net2net",))
+TWO = Growing(replace(NARROW, layers=1), TrainStage(0.3), (LEARNED, WIDER))
 
 
-@pytest.mark.parametrize("method", GROWTHS.values(), ids=GROWTHS)
-@pytest.mark.parametrize(
-    "call", [2, pytest.param(5, marks=pytest.mark.slow)], ids=["before the growth", "later"]
-)
-def test_every_kind_of_growth_resumes_after_sigterm_with_the_same_steps(
-    tmp_path, monkeypatch, method, call
+@pytest.mark.parametrize("method", [runs.VCYCLE, TWO], ids=["V-cycle", "LiGO and another growth"])
+@pytest.mark.parametrize("call", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_growth_resumes_after_sigterm_with_the_same_steps(
+    tmp_path, monkeypatch, speeds, method, call
 ):
     """The measurement would be another one now, but the run keeps the first one."""
     experiment = timed(tmp_path, 0.9, method=method, checkpoint_every=99)
     parts = len(timing._stage_fractions(experiment)) + len(timing._fixed_steps(experiment))
-    monkeypatch.setattr(timing, "_rehearsed", lambda *about: [0.1, 0.12, 0.08][:parts])
+    speeds[:] = [0.1, 0.12, 0.08, 0.05][:parts]
     whole = pretrain.run_experiment(experiment, tmp_path / "whole")
     rate, calls = inputs.learning_rate, itertools.count(1)
 
@@ -206,11 +201,11 @@ def test_every_kind_of_growth_resumes_after_sigterm_with_the_same_steps(
         patch.setattr(inputs, "learning_rate", interrupted)
         with pytest.raises(Preempted, match="stopped by SIGTERM; saved a checkpoint"):
             pretrain.run_experiment(experiment, tmp_path / "run")
-    monkeypatch.setattr(timing, "_rehearsed", lambda *about: [1.0] * parts)
+    speeds[:] = [1.0] * parts
     result = pretrain.run_experiment(experiment, tmp_path / "run")
     runs.assert_same_end(tmp_path / "run", tmp_path / "whole")
     assert [p["steps"] for p in result["phases"]] == [p["steps"] for p in whole["phases"]]
-    assert len(result["growths"]) == (2 if method is GROWTHS["two growths"] else 1)
+    assert len(result["growths"]) == (2 if method is TWO else 1)
 
 
 def test_a_run_prints_the_planned_and_the_used_seconds(tmp_path, speeds, monkeypatch, capsys):
@@ -222,21 +217,16 @@ def test_a_run_prints_the_planned_and_the_used_seconds(tmp_path, speeds, monkeyp
         pretrain.main()
         said = capsys.readouterr().err
         result = json.loads((folder / "result.json").read_text())
-        compiling = result["compile_seconds"]
-        used = f"{result['seconds'] - compiling:.1f} s were used, without {compiling:.1f} s of compilation"
-        assert f"tiny: 0.4 s of training were planned, and {used}\n" in said
+        spent, compiling = result["seconds"], result["compile_seconds"]
+        used = f"{spent - compiling:.1f} s were used, without {compiling:.1f} s of compilation\n"
+        assert f"tiny: 0.4 s of training were planned, and {used}" in said
     monkeypatch.setattr(sys, "argv", ["pretrain", config, "--workdir", str(tmp_path / "steps")])
     pretrain.main()
     assert "planned" not in capsys.readouterr().err
 
 
-def json_lines(folder):
-    return map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-
-
-def test_all_configs_of_a_comparison_have_the_same_time(tmp_path, speeds, monkeypatch, capsys):
-    base = runs.experiment(tmp_path, name="base", eval_batches=1)
-    config = runs.script(tmp_path, base)
+def test_all_configs_of_a_comparison_have_the_same_time(tmp_path, monkeypatch):
+    config = runs.script(tmp_path, runs.experiment(tmp_path, name="base", eval_batches=1))
     monkeypatch.setattr(timing, "_rehearsed", lambda e, count: [0.05 if "other" in e.name else 0.1])
     asked = [config, f"{config}:name=other", f"{config}:name=less:seconds=0.4"]
     more = ["--seconds", "0.8", "--frontier", "0.5", "--workdir", str(tmp_path / "runs")]
