@@ -2,7 +2,6 @@
 
 import gzip
 import lzma
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -53,39 +52,35 @@ def test_validation_files_below_the_training_folder_are_not_trained_on(tmp_path,
     for name in ("0.txt", "valid/1.txt", "valid/2.txt"):
         (folder / name).write_text(name)
     (tmp_path / "link").symlink_to(folder / "valid")
+
+    def read(path, valid):
+        return read_tokens(replace(text, path=str(path), valid_path=str(valid)))
+
     for valid in (folder / "valid", tmp_path / "link"):
-        found = read_tokens(replace(text, path=str(folder), valid_path=str(valid)))
+        found = read(folder, valid)
         assert found.train.tobytes() == b"0.txt\0"
         assert found.valid.tobytes() == b"valid/1.txt\0valid/2.txt\0"
         # A cache of all files has another key.
-        assert corpus.text_corpus(str(folder), str(valid), "text").key[1] == corpus.files_key(
-            [folder / "0.txt"]
-        )
+        key = corpus.text_corpus(str(folder), str(valid), "text").key[1]
+        assert key == corpus.files_key([folder / "0.txt"])
     with pytest.raises(UserError, match=r"every file of data.path=.* is also a validation file"):
-        read_tokens(replace(text, path=str(folder / "valid"), valid_path=str(folder)))
-    same = read_tokens(replace(text, path=str(folder), valid_path=str(folder)))  # asked for
+        read(folder / "valid", folder)
+    same = read(folder, folder)  # asked for
     assert same.train.tobytes() == same.valid.tobytes()
 
 
 @pytest.mark.parametrize(("fraction", "share"), [(0.25, 25), (0.35, 35), (0.4, 40), (0.02, 2)])
-def test_the_held_out_part_has_the_size_that_was_asked_for(fraction, share):
-    held = [n for n in range(1, 101) if held_out(n, exact_fraction(fraction))]
+def test_the_held_out_part_has_the_size_that_was_asked_for(fraction, share, monkeypatch):
+    exact = exact_fraction(fraction)
+    # A product with a `Fraction` takes a hundred times as long as one of integers.
+    for name in ("__mul__", "__rmul__", "__floor__"):
+        monkeypatch.setattr(Fraction, name, None)
+    held = [n for n in range(1, 101) if held_out(n, exact)]
     assert len(held) == share
     if fraction in (0.25, 0.02):  # every k-th
         assert held == list(range(round(1 / fraction), 101, round(1 / fraction)))
     gaps = np.diff(held)
     assert gaps.max() - gaps.min() <= 1  # evenly spaced
-
-
-def test_nothing_is_multiplied_by_a_fraction_for_each_document(monkeypatch):
-    """A product with a `Fraction` takes a hundred times as long as one of integers."""
-    fractions = [exact_fraction(fraction) for fraction in (0.02, 0.3333, 0.5)]
-    expected = []
-    for f in fractions:
-        expected.append([n for n in range(500) if math.floor(n * f) > math.floor((n - 1) * f)])
-    for name in ("__mul__", "__rmul__", "__floor__"):
-        monkeypatch.setattr(Fraction, name, None)
-    assert [[n for n in range(500) if held_out(n, f)] for f in fractions] == expected
 
 
 def test_one_long_file_is_held_out_in_pieces(tmp_path, text):
@@ -106,83 +101,63 @@ def test_the_standard_library_is_a_corpus(text, monkeypatch, tmp_path):
 
 
 def as_it_always_was(
-    files: list[bytes],
-    encode: Callable[[str], list[int]],
-    end: list[int],
-    piece: int,
-    every: int,
-    cut: Callable = iter,
+    files: list[bytes], encode: Callable[[str], list[int]], end: list[int], cut: Callable = iter
 ):
     """Return ``(train, valid)`` of a reference implementation that reads complete files.
 
-    It reads one file after the other and cuts it into pieces. Every ``every``-th piece belongs
-    to the validation set.
+    It cuts one file after the other into pieces of 7. Every fifth piece is a validation piece.
     """
     parts, count = [[], []], 0
     for file in files:
         text = file.decode("utf-8", errors="replace")
-        pieces = list(cut(text[i : i + piece] for i in range(0, len(text), piece)))
+        pieces = list(cut(text[i : i + 7] for i in range(0, len(text), 7)))
         for i, one in enumerate(pieces):
             count += 1
-            parts[count % every == 0] += encode(one) + (end if i == len(pieces) - 1 else [])
+            parts[count % 5 == 0] += encode(one) + (end if i == len(pieces) - 1 else [])
     return parts
 
 
-def awkward(folder: Path) -> list[bytes]:
-    """Write awkward files and return their contents in the order of the file names.
+@pytest.fixture
+def awkward(tmp_path) -> tuple[str, list[bytes]]:
+    """Return a folder of awkward files, and their contents in the order of the file names.
 
     They contain characters of one to four bytes, line ends of all kinds, invalid UTF-8, or
     nothing.
     """
     some = "a cat, the \r\n dog\rsat ä € 😀 \ufeff\n"
-    files = [
-        b"",
-        *((some * n).encode() for n in (1, 40, 3)),
-        b"the \xff\xe2\x82 cat \xf0\x9f",
-        *[b"cat"] * 20,
-        b"",
-    ]
+    files = [b"", *((some * n).encode() for n in (1, 40, 3))]
+    files += [b"the \xff\xe2\x82 cat \xf0\x9f", *[b"cat"] * 20, b""]
     files += [("😀" * n).encode()[: 4 * n - 1] for n in range(1, 8)] + [(some * 2000).encode()]
-    folder.mkdir()
+    (tmp_path / "awkward").mkdir()
     for i, content in enumerate(files):
-        (folder / f"{i:02}.gz").write_bytes(gzip.compress(content))
-    return files
+        (tmp_path / "awkward" / f"{i:02}.gz").write_bytes(gzip.compress(content))
+    return str(tmp_path / "awkward"), files
 
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    for module, name, value in (
-        (train.extras.text.corpus, "PIECE", 7),
-        (tokenise, "BATCH", 50),
-        (tokenise, "SHARD_BATCHES", 3),
-    ):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(train.extras.text.corpus, "PIECE", 7)
+    monkeypatch.setattr(tokenise, "BATCH", 50)
+    monkeypatch.setattr(tokenise, "SHARD_BATCHES", 3)
 
 
-def test_bytes_are_what_whole_files_gave(tmp_path, text, small_pieces):
-    files = awkward(tmp_path / "awkward")
-    found = read_tokens(replace(text, path=str(tmp_path / "awkward"), valid_fraction=0.2))
-    train, valid = as_it_always_was(files, lambda s: list(s.encode()), [0], 7, every=5)
+def test_bytes_are_what_whole_files_gave(text, small_pieces, awkward):
+    found = read_tokens(replace(text, path=awkward[0], valid_fraction=0.2))
+    train, valid = as_it_always_was(awkward[1], lambda s: list(s.encode()), [0])
     assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
 
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_tokenizer_gives_what_it_gave_file_by_file(
-    tmp_path, text, small_pieces, tokenizer, monkeypatch, processes
+    text, small_pieces, tokenizer, monkeypatch, awkward, processes
 ):
-    files, known = (
-        awkward(tmp_path / "awkward"),
-        Tokenizer.from_file(str(tokenizer / "tokenizer.json")),
-    )
+    known = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     monkeypatch.setattr("train.extras.text.tokenise.core_count", lambda: 1 + processes)
-    found = read_tokens(
-        replace(text, path=str(tmp_path / "awkward"), tokenizer=str(tokenizer), valid_fraction=0.2)
-    )
+    settings = {"path": awkward[0], "tokenizer": str(tokenizer), "valid_fraction": 0.2}
+    found = read_tokens(replace(text, **settings))
     ends = [known.token_to_id("<|endoftext|>")]
     whole = partial(cut_document, encoder=lambda: TextEncoder(known))
-    train, valid = as_it_always_was(
-        files, lambda s: known.encode(s).ids, ends, 7, every=5, cut=whole
-    )
+    train, valid = as_it_always_was(awkward[1], lambda s: known.encode(s).ids, ends, cut=whole)
     assert (found.train.tolist(), found.valid.tolist()) == (train, valid)
 
 
@@ -205,12 +180,8 @@ def odd(tmp_path, text):
 
 
 def test_one_line_says_what_was_read_also_from_the_cache(odd, text):
-    files = {
-        "a.txt": b"one",
-        "b.jsonl": b'{"text": "t\xc3\xa4"}\n{"text": ""}\n{"text": "x"}\n',
-        "c.pdf": b"",
-        "d.csv.bak": b"",
-    }
+    lines = b'{"text": "t\xc3\xa4"}\n{"text": ""}\n{"text": "x"}\n'
+    files = {"a.txt": b"one", "b.jsonl": lines, "c.pdf": b"", "d.csv.bak": b""}
     line = "data: 2 files, 3 documents, 7 bytes, 6 training and 4 validation tokens, "
     for _ in range(2):
         assert odd(files)[1:] == (line + "2 skipped files (2 of another format)", [])
@@ -222,73 +193,61 @@ def test_one_line_says_what_was_read_also_from_the_cache(odd, text):
 
 
 def test_hidden_files_and_symlinks_are_skipped_and_counted(odd, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "c.txt").write_text("not read")
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "odd" / "gone.txt").symlink_to(tmp_path / "absent")
-    (tmp_path / "odd" / "file.txt").symlink_to(tmp_path / "elsewhere" / "c.txt")
-    found, summary, warnings = odd(
-        {"._a.txt": b"no", ".d.txt": b"no", ".git/e.txt": b"no", "a.txt": b"a", "b.txt": b"b"}
-    )
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "odd"
+    for made in (elsewhere, folder):
+        made.mkdir()
+    (elsewhere / "c.txt").write_text("not read")
+    (folder / "link").symlink_to(elsewhere)
+    (folder / "gone.txt").symlink_to(tmp_path / "absent")
+    (folder / "file.txt").symlink_to(elsewhere / "c.txt")
+    hidden = dict.fromkeys(("._a.txt", ".d.txt", ".git/e.txt"), b"no")
+    found, summary, warnings = odd(hidden | {"a.txt": b"a", "b.txt": b"b"})
     assert (found.train.tobytes(), found.valid.tobytes()) == (b"a\0", b"b\0")
     assert summary.endswith(
         "6 skipped files (1 broken link or not a file, 3 hidden, 1 link out of the folder, 1 symlinked folder)"
     )
     assert [w.partition(";")[0] for w in warnings] == [
-        f"WARNING: symlinked folders are not read, such as {tmp_path}/odd/link",
-        f"WARNING: links out of the folder are not read, such as {tmp_path}/odd/file.txt",
+        f"WARNING: symlinked folders are not read, such as {folder}/link",
+        f"WARNING: links out of the folder are not read, such as {folder}/file.txt",
     ]
 
 
 @pytest.mark.parametrize(
-    "compress", [bytes, gzip.compress, lzma.compress], ids=["plain", "gz", "xz"]
+    ("name", "compress"),
+    [("a.txt", bytes), ("a.txt.gz", gzip.compress), ("a.txt.xz", lzma.compress)],
 )
-def test_utf_16_is_refused(odd, compress):
-    name = {bytes: "a.txt", gzip.compress: "a.txt.gz", lzma.compress: "a.txt.xz"}[compress]
-    with pytest.raises(
-        UserError,
-        match=f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8",
-    ):
+def test_utf_16_is_refused(odd, name, compress):
+    says = f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8"
+    with pytest.raises(UserError, match=says):
         odd({name: compress("a text".encode("utf-16")), "b.txt": b"b"})
 
 
 def test_latin_1_and_nul_are_replaced_counted_and_named(odd, tmp_path):
-    found, summary, warnings = odd(
-        {"a.txt": b"a", "b.txt": b"b\0b\0", "c.txt": "für".encode("latin1")}
-    )
+    files = {"a.txt": b"a", "b.txt": b"b\0b\0", "c.txt": "für".encode("latin1")}
+    found, summary, (warning,) = odd(files)
     assert found.train.tobytes().decode() == "a\0f\ufffdr\0"
     assert found.valid.tobytes().decode() == "b\ufffdb\ufffd\0"  # NUL separates documents.
     assert "3 documents" in summary and "3 replaced characters" in summary
-    assert len(warnings) == 1
-    assert (
-        warnings[0].startswith("WARNING: 3 characters are U+FFFD")
-        and f"is in {tmp_path}/odd/b.txt:" in warnings[0]
-    )
+    assert warning.startswith("WARNING: 3 characters are U+FFFD")
+    assert f"is in {tmp_path}/odd/b.txt:" in warning
 
 
-def test_byte_order_marks_are_removed(odd, tmp_path):
+def test_byte_order_marks_are_removed(odd):
     mark = b"\xef\xbb\xbf"
-    files = {
-        "a.txt": mark + b"a" + mark,
-        "b.txt": b"b",
-        "c.jsonl": mark + b'{"text": "c"}\n{"text": "d"}',
-        "e.txt": mark,
-    }
+    lines = mark + b'{"text": "c"}\n{"text": "d"}'
+    files = {"a.txt": mark + b"a" + mark, "b.txt": b"b", "c.jsonl": lines, "e.txt": mark}
     found, summary, _ = odd(files)
     assert found.train.tobytes() == b"a" + mark + b"\0c\0"
-    assert found.valid.tobytes() == b"b\0d\0"
-    assert "4 files, 4 documents" in summary
+    assert found.valid.tobytes() == b"b\0d\0" and "4 files, 4 documents" in summary
 
 
 def test_a_tokenizer_that_cannot_end_documents_is_a_warning(odd, tmp_path, tokenizer):
-    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "endless.json"))
-    found, _, warnings = odd(
-        {"a.txt": b"a", "b.txt": b"b", "c.txt": b"a"}, tokenizer=str(tmp_path / "endless.json")
-    )
+    endless = str(tmp_path / "endless.json")
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(endless)
+    files = {"a.txt": b"a", "b.txt": b"b", "c.txt": b"a"}
+    found, _, (warning,) = odd(files, tokenizer=endless)
     assert found.train.tolist() == [0, 0]
-    assert len(warnings) == 1
-    assert "has no token that ends a document (<|endoftext|>, " in warnings[0]
+    assert "has no token that ends a document (<|endoftext|>, " in warning
     assert odd({}, tokenizer=str(tokenizer))[2] == []
 
 
@@ -316,10 +275,12 @@ def test_a_tokenisation_that_was_killed_counts_everything(odd, encoded, small_pi
 def encoded(monkeypatch) -> list[list[str]]:
     """Record the pieces of text that each following call encodes."""
     calls: list[list[str]] = []
-    monkeypatch.setattr(
-        "train.extras.tokenizers.tokenizer._bytes",
-        lambda pieces, begins: calls.append(pieces) or ([[1] * len(p) for p in pieces], ((), (0,))),
-    )
+
+    def encode(pieces, begins):
+        calls.append(pieces)
+        return [[1] * len(p) for p in pieces], ((), (0,))
+
+    monkeypatch.setattr(tokenizers, "_bytes", encode)
     return calls
 
 
@@ -348,29 +309,23 @@ def test_memory_holds_one_batch_of_documents(tmp_path, text, encoded, small_piec
 
 
 def test_a_killed_tokenisation_resumes_at_its_last_shard(text, encoded, small_pieces, monkeypatch):
-    whole = read_tokens(text)
-    expected = [part.tolist() for part in (whole.train, whole.valid, *whole.begins)]
-    everything = len(encoded)
+    def values(corpus):
+        return [part.tolist() for part in (corpus.train, corpus.valid, *corpus.begins)]
+
+    expected, everything = values(read_tokens(text)), len(encoded)
     encoded.clear()
-    text = replace(text, cache=text.cache + "-other")
+    text, encode = replace(text, cache=text.cache + "-other"), tokenizers._bytes
 
-    class Killed(BaseException):
-        pass
-
-    def dies(pieces, begins):
+    def dies(*given):
         if len(encoded) == 10:
-            raise Killed
-        encoded.append(pieces)
-        return [[1] * len(p) for p in pieces], ((), (0,))
+            raise runs.Killed
+        return encode(*given)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("train.extras.tokenizers.tokenizer._bytes", dies)
-        with pytest.raises(Killed):
-            read_tokens(text)
+    with monkeypatch.context() as patch, pytest.raises(runs.Killed):
+        patch.setattr(tokenizers, "_bytes", dies)
+        read_tokens(text)
     encoded.clear()
-    again = read_tokens(text)
-    found = [part.tolist() for part in (again.train, again.valid, *again.begins)]
-    assert found == expected
+    assert values(read_tokens(text)) == expected
     assert len(encoded) == everything - 9  # three shards of three batches are reused
     names = {"train", "valid", "train.begins", "valid.begins", "about.json", "SUMS"}
     assert {p.name for p in Path(text.cache).glob("*/*")} == names
@@ -385,10 +340,9 @@ def test_tokens_of_a_text_that_changes_while_it_is_read_are_deleted(
         Path(text.path, "7.txt").touch()
         return encode(pieces, begins)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizers, "_bytes", changes)
-        with pytest.raises(UserError, match="changed while it was read"):
-            read_tokens(text)
+    monkeypatch.setattr(tokenizers, "_bytes", changes)
+    with pytest.raises(UserError, match="changed while it was read"):
+        read_tokens(text)
     assert not [*Path(text.cache).iterdir()]
 
 
@@ -409,6 +363,13 @@ def test_who_may_read_the_cache_is_for_the_umask_to_say(text, umask):
     assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o666 & ~umask}
 
 
+MADE = ["SUMS", "file", "made"]  # the names below a folder after the cache has been made
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.glob("**/*"))
+
+
 def test_who_wants_what_another_makes_waits_for_it(tmp_path):
     begun, go, count = threading.Event(), threading.Event(), []
 
@@ -418,9 +379,8 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
         go.wait()
         (work / "file").write_text("whole")
 
-    threads = [
-        threading.Thread(target=cached_folder, args=(tmp_path / "made", make)) for _ in range(4)
-    ]
+    make_it = partial(threading.Thread, target=cached_folder, args=(tmp_path / "made", make))
+    threads = [make_it() for _ in range(4)]
     for thread in threads:
         thread.start()
     begun.wait()
@@ -428,11 +388,7 @@ def test_who_wants_what_another_makes_waits_for_it(tmp_path):
     go.set()
     for thread in threads:
         thread.join()
-    assert len(count) == 1 and sorted(p.name for p in tmp_path.glob("**/*")) == [
-        "SUMS",
-        "file",
-        "made",
-    ]
+    assert len(count) == 1 and names(tmp_path) == MADE
 
 
 def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeypatch):
@@ -446,7 +402,7 @@ def test_what_came_to_be_between_the_look_and_the_lock_is_kept(tmp_path, monkeyp
 
     monkeypatch.setattr(files.fcntl, "flock", late)
     assert cached_folder(folder, lambda _: pytest.fail("it is there")) == folder
-    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SUMS", "file", "made"]
+    assert names(tmp_path) == MADE
 
 
 def test_who_waits_for_one_that_fails_makes_it(tmp_path):
@@ -461,19 +417,17 @@ def test_who_waits_for_one_that_fails_makes_it(tmp_path):
         with pytest.raises(OSError, match="No space"):
             cached_folder(tmp_path / "made", fails)
 
-    threads = [threading.Thread(target=first)]
-    threads.append(
-        threading.Thread(
-            target=cached_folder, args=(tmp_path / "made", lambda work: (work / "file").touch())
-        )
-    )
+    def second():
+        cached_folder(tmp_path / "made", lambda work: (work / "file").touch())
+
+    threads = [threading.Thread(target=target) for target in (first, second)]
     threads[0].start()
     begun.wait()
     threads[1].start()
     go.set()
     for thread in threads:
         thread.join()
-    assert sorted(p.name for p in tmp_path.glob("**/*")) == ["SUMS", "file", "made"]
+    assert names(tmp_path) == MADE
 
 
 def test_the_cache_is_used_and_rebuilt_when_the_text_changes(text):
@@ -494,10 +448,9 @@ def test_a_tokenisation_that_fails_leaves_nothing_behind(text, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("train.extras.tokenizers.tokenizer._bytes", full)
-        with pytest.raises(OSError, match="No space left"):
-            read_tokens(text)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(tokenizers, "_bytes", full)
+        read_tokens(text)
     assert list(Path(text.cache).iterdir()) == []
     assert len(read_tokens(text).train) == 6 * 301
 
@@ -516,87 +469,68 @@ def tokenizer(tmp_path_factory):
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     lines = ["the cat sat on the mat", "the dog sat on the cat", "a mat, a cat, a dog"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        initial_alphabet=alphabet,
-        special_tokens=["<|endoftext|>"],
-        show_progress=False,
-    )
-    made.train_from_iterator(lines, trainer)
+    options = {"special_tokens": ["<|endoftext|>"], "show_progress": False}
+    options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=300, **options))
     made.save(str(folder / "tokenizer.json"))
     made.model.save(str(folder))
     return folder
 
 
 def test_a_tokenizer_file_and_its_vocabulary_with_merges_agree(tmp_path, text, tokenizer):
-    (tmp_path / "cats.txt").write_text("the cat sat")
-    data = replace(text, path=str(tmp_path / "cats.txt"), valid_path=str(tmp_path / "cats.txt"))
-    file, folder = (
-        read_tokens(replace(data, tokenizer=str(t)))
-        for t in (tokenizer / "tokenizer.json", tokenizer)
-    )
-    made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    cats = tmp_path / "cats.txt"
+    cats.write_text("the cat sat")
+    data = replace(text, path=str(cats), valid_path=str(cats))
+    path = tokenizer / "tokenizer.json"
+    file, folder = (read_tokens(replace(data, tokenizer=str(t))) for t in (path, tokenizer))
+    made = Tokenizer.from_file(str(path))
     assert file.vocab == folder.vocab == made.get_vocab_size() > 256
     assert file.train.dtype == np.uint16
     assert file.train.tolist() == folder.train.tolist()
     assert len(file.train) < len("the cat sat")  # The tokenizer merges characters.
     assert made.decode(file.train[:-1].tolist()) == "the cat sat"
     assert file.train[-1] == made.token_to_id("<|endoftext|>")
-
-
-def test_a_vocabulary_with_merges_decodes_what_it_encodes(tokenizer):
-    made = loaded_tokenizer(str(tokenizer))
-    for text in ("Once upon a time", " two  spaces\n", "ä € 😀"):
-        assert made.decode(made.encode(text).ids) == text
+    both = loaded_tokenizer(str(tokenizer))
+    for some in ("Once upon a time", " two  spaces\n", "ä € 😀"):
+        assert both.decode(both.encode(some).ids) == some
 
 
 def test_a_corpus_is_never_truncated_or_padded(tmp_path, text, tokenizer):
-    made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    path, short = str(tokenizer / "tokenizer.json"), str(tmp_path / "short.json")
+    made = Tokenizer.from_file(path)
     made.enable_truncation(5)
     made.enable_padding(length=900)
-    made.save(str(tmp_path / "short.json"))
-    whole, short = (
-        replace(text, tokenizer=str(t))
-        for t in (tokenizer / "tokenizer.json", tmp_path / "short.json")
-    )
-    assert read_tokens(whole).train.tolist() == read_tokens(short).train.tolist()
+    made.save(short)
+    one, two = (read_tokens(replace(text, tokenizer=t)) for t in (path, short))
+    assert one.train.tolist() == two.train.tolist()
 
 
 def test_an_absent_tokenizer_is_named(text, tmp_path):
     (tmp_path / "vocab.json").write_text("{}")
     for name in (tmp_path / "absent.json", tmp_path):
-        with pytest.raises(
-            UserError,
-            match=f"no tokenizer at {name} .*tokenizer.json, or a folder of vocab.json and merges",
-        ):
+        says = f"no tokenizer at {name} .*tokenizer.json, or a folder of vocab.json and merges"
+        with pytest.raises(UserError, match=says):
             read_tokens(replace(text, tokenizer=str(name)))
 
 
 # --- files that are not text ---
 
 
-@pytest.mark.parametrize(
-    "name", ["docs.json", "docs.parquet.gz", "docs.tar.xz", "docs.tar.gz", "docs.zip", "docs"]
-)
-def test_formats_read_as_raw_bytes_are_refused(tmp_path, text, name):
+@pytest.mark.parametrize("ending", [".json", ".parquet.gz", ".tar.xz", ".tar.gz", ".zip", ""])
+def test_formats_read_as_raw_bytes_are_refused(tmp_path, text, ending):
     (tmp_path / "folder").mkdir()
-    path = tmp_path / "folder" / name
-    path.write_bytes(gzip.compress(b'{"text": "a"}') if name.endswith(".gz") else b'{"text": "a"}')
-    with pytest.raises(
-        UserError,
-        match=rf"{path} does not have a supported format: .txt, .jsonl .*, .parquet and .arrow files are read",
-    ):
-        read_tokens(replace(text, path=str(path)))
-    with pytest.raises(
-        UserError, match=rf"there are no .txt, .* files, only {name.removeprefix('docs') or name}"
-    ):
-        read_tokens(replace(text, path=str(tmp_path / "folder")))
+    path, line = tmp_path / "folder" / f"docs{ending}", b'{"text": "a"}'
+    path.write_bytes(gzip.compress(line) if ending.endswith(".gz") else line)
+    for at, says in (
+        (path, rf"{path} does not have a supported format: .txt, .jsonl .*, .parquet and .arrow files are read"),
+        (path.parent, rf"there are no .txt, .* files, only {ending or 'docs'}"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            read_tokens(replace(text, path=str(at)))
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
-def test_a_compressed_file_with_one_wrong_byte_is_named(tmp_path, text, compress):
-    suffix = {gzip.compress: "gz", lzma.compress: "xz"}[compress]
+@pytest.mark.parametrize(("suffix", "compress"), [("gz", gzip.compress), ("xz", lzma.compress)])
+def test_a_compressed_file_with_one_wrong_byte_is_named(tmp_path, text, suffix, compress):
     path, whole = tmp_path / f"broken.{suffix}", compress(os.urandom(100).hex().encode() * 20)
     for place in range(len(whole) // 8, len(whole), len(whole) // 8):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
