@@ -1,5 +1,6 @@
 """AdamW and its schedules, against optax and against numbers by hand."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import chex
@@ -15,37 +16,26 @@ from runs import MODEL, fresh
 from jaxgrow.growth._trial import kinds
 from train.state.optim import Optim, learning_rate, transformation
 
-SCHEDULES = ("cosine", "linear", "wsd")
 
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [  # peak 4, 8 steps after a warm-up of 4 steps
-        ("linear", [1, 2, 3, 4, 4, 3.5, 3, 2.5, 2, 1.5, 1, 0.5]),
-        ("cosine", [1, 2, 3, 4, *(2 + 2 * np.cos(np.pi * np.arange(8) / 8))]),
-        ("wsd", [1, 2, 3, 4, 4, 4, 4, 4, 4, 3, 2, 1]),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "expected"), [  # peak 4, 8 steps after a warm-up of 4 steps
+    ("linear", [1, 2, 3, 4, 4, 3.5, 3, 2.5, 2, 1.5, 1, 0.5]),
+    ("cosine", [1, 2, 3, 4, *(2 + 2 * np.cos(np.pi * np.arange(8) / 8))]),
+    ("wsd", [1, 2, 3, 4, 4, 4, 4, 4, 4, 3, 2, 1]),
+])  # fmt: skip
 def test_schedules_by_hand(schedule, expected):
     optim = Optim(peak_lr=4.0, schedule=schedule, warmup=4, decay=0.5)
-    np.testing.assert_allclose(
-        [learning_rate(optim, 12, i) for i in range(12)], expected, atol=1e-12
-    )
+    found = [learning_rate(optim, 12, i) for i in range(12)]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    floor = replace(optim, warmup=0, floor=0.25)
+    assert learning_rate(floor, 10, 0) == 4.0
+    assert learning_rate(floor, 10, 10) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_floor_is_where_a_schedule_ends(schedule):
-    optim = Optim(peak_lr=4.0, schedule=schedule, warmup=0, floor=0.25)
-    assert learning_rate(optim, 10, 0) == 4.0
-    assert learning_rate(optim, 10, 10) == pytest.approx(1.0)
+SHARES = st.floats(0, 1), st.floats(0, 1)
 
 
 @given(
-    st.sampled_from(SCHEDULES),
-    st.integers(0, 30),
-    st.integers(1, 60),
-    st.floats(0, 1),
-    st.floats(0, 1),
+    st.sampled_from(("cosine", "linear", "wsd")), st.integers(0, 30), st.integers(1, 60), *SHARES
 )
 def test_schedules_rise_during_warmup_only(schedule, warmup, steps, floor, decay):
     optim = Optim(peak_lr=2.0, schedule=schedule, warmup=warmup, floor=floor, decay=decay)
@@ -56,18 +46,14 @@ def test_schedules_rise_during_warmup_only(schedule, warmup, steps, floor, decay
     assert min(rates[warmup:], default=2.0) >= 2.0 * floor - 1e-12
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])  # gradient norms below, at and above the clip
+@pytest.mark.parametrize("size", [1e-3, 1e3])  # gradient norms below and above the clip
 def test_the_transformation_is_optax_adamw_after_clipping(size):
     optim = Optim(peak_lr=1e-2, b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.3, clip=2.0)
-    params = {
-        "kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "bias": np.ones(3, np.float32),
-    }
-    axes = {"kernel": ("a.in", "b"), "bias": ("b.bias",)}
-    mine, peer = transformation(optim), optax.chain(
-        optax.clip_by_global_norm(2.0),
-        optax.adamw(1e-2, 0.8, 0.9, 1e-6, weight_decay=0.3, mask={"kernel": True, "bias": False}),
-    )  # fmt: skip
+    kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
+    params = {"kernel": kernel, "bias": np.ones(3, np.float32)}
+    axes, mask = {"kernel": ("a.in", "b"), "bias": ("b.bias",)}, {"kernel": True, "bias": False}
+    adamw = optax.adamw(1e-2, 0.8, 0.9, 1e-6, weight_decay=0.3, mask=mask)
+    mine, peer = transformation(optim), optax.chain(optax.clip_by_global_norm(2.0), adamw)
 
     @jax.jit
     def stepped(ours, theirs, grads):
@@ -78,10 +64,9 @@ def test_the_transformation_is_optax_adamw_after_clipping(size):
 
     ours, theirs = (params, mine.init(params)), (params, peer.init(params))
     for step in range(5):
-        ours, theirs = stepped(
-            ours, theirs, jax.tree.map(lambda p, step=step: size * np.cos(p + step), params)
-        )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours[0], theirs[0])
+        grads = jax.tree.map(lambda p, step=step: size * np.cos(p + step), params)
+        ours, theirs = stepped(ours, theirs, grads)
+    chex.assert_trees_all_close(ours[0], theirs[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
@@ -89,10 +74,8 @@ def test_second_moments_are_the_fields_with_the_name_nu(name):
     """Only these fields of a checkpoint are checked."""
     tx = transformation(Optim(name=name), MODEL.axes())
     found = kinds(tx, fresh(MODEL), MODEL.axes())
-    assert len(found) > 10
-    assert {leaf for leaf, kind in found.items() if kind == 2} == {
-        leaf for leaf in found if "/nu/" in f"/{leaf}"
-    }
+    named = {leaf for leaf in found if "/nu/" in f"/{leaf}"}
+    assert len(found) > 10 and {leaf for leaf, kind in found.items() if kind == 2} == named
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -102,27 +85,24 @@ def test_cautious_decay_by_its_equation(name):
     rng = np.random.default_rng(0)
     params = {"kernel": rng.normal(size=(2, 3, 4)), "bias": rng.normal(size=(2, 4))}
     params = jax.tree.map(lambda x: np.where(abs(x) < 0.3, 0, x).astype(np.float32), params)
-    tx, plain, all_entries = (
+    many = [
         transformation(Optim(name=name, clip=1e3, weight_decay=w, cautious_decay=c), axes)
         for w, c in ((0.3, True), (0.0, False), (0.3, False))
-    )
-    states, decayed = [t.init(params) for t in (tx, plain, all_entries)], 0
+    ]
+    states, decayed = [t.init(params) for t in many], 0
+
     for step in range(3):
         grads = jax.tree.map(lambda p, step=step: np.cos(9 * p + step), params)
-        found = [
-            t.update(grads, s, params, axes=axes)
-            for t, s in zip((tx, plain, all_entries), states, strict=True)
-        ]
-        (updates, _), (u, _), (every, _) = found
-        states = [state for _, state in found]
-        for at in np.ndindex(2, 3, 4):
-            p, own = params["kernel"][at], u["kernel"][at]
-            agrees = p * own >= 0
-            decayed += agrees
-            assert updates["kernel"][at] == np.float32(own + (np.float32(0.3) * p if agrees else 0))
+        (updates, _), (u, _), (every, _) = found = jax.device_get(
+            [t.update(grads, s, params, axes=axes) for t, s in zip(many, states, strict=True)]
+        )
+        states, p, own = [state for _, state in found], params["kernel"], u["kernel"]
+        decayed += (p * own >= 0).sum()
+        expected = own + np.where(p * own >= 0, np.float32(0.3) * p, 0)
+        np.testing.assert_array_equal(updates["kernel"], expected)
         np.testing.assert_array_equal(updates["bias"], u["bias"])
-        assert (np.asarray(every["kernel"]) != np.asarray(updates["kernel"])).any()
-        params = jax.tree.map(lambda p, x: np.asarray(p - 0.1 * x), params, updates)
+        assert (every["kernel"] != updates["kernel"]).any()
+        params = jax.tree.map(lambda p, x: p - np.float32(0.1) * x, params, updates)
     assert 0 < decayed < 72
     chex.assert_trees_all_equal(states[0], states[2])  # so it grows and is saved like any other
 
@@ -146,42 +126,30 @@ def test_adam_with_cautious_decay_by_hand():
 def test_sgd_by_hand():
     """Nesterov's momentum of the gradient and the decay: ``m = b m + g``, then ``b m + g``."""
     tx = transformation(Optim(name="sgd", b1=0.5, weight_decay=0.25, clip=100.0))
-    params, axes = (
-        {"kernel": np.full((1, 1), 8.0, np.float32), "bias": np.ones(1, np.float32)},
-        {
-            "kernel": ("a.in", "b"),
-            "bias": ("b.bias",),
-        },
-    )
-    state, seen = tx.init(params), []
+    params = {"kernel": np.full((1, 1), 8.0, np.float32), "bias": np.ones(1, np.float32)}
+    axes, state, seen = {"kernel": ("a.in", "b"), "bias": ("b.bias",)}, tx.init(params), []
     for g in (2.0, 4.0):
-        updates, state = tx.update(
-            jax.tree.map(lambda p, g=g: np.full_like(p, g), params), state, params, axes=axes
-        )
+        grads = jax.tree.map(lambda p, g=g: np.full_like(p, g), params)
+        updates, state = tx.update(grads, state, params, axes=axes)
         seen.append((float(updates["kernel"][0, 0]), float(updates["bias"][0])))
     # The decay adds 2 to each gradient of the kernel: m = 4, then 2 + 6.
     assert seen == [(0.5 * 4 + 4, 0.5 * 2 + 2), (0.5 * 8 + 6, 0.5 * 5 + 4)]
 
 
 def test_kernels_and_embeddings_decay_biases_and_norms_do_not():
-    shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
-    params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
-    tx = transformation(Optim(weight_decay=0.5))
-    axes = MODEL.axes()
-    updates, _ = jax.jit(
-        lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p, axes=axes)
-    )(params)
+    params = jax.tree.map(np.ones_like, fresh(MODEL))
+    tx, axes = transformation(Optim(weight_decay=0.5)), MODEL.axes()
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates = jax.jit(lambda p: tx.update(zeros, tx.init(p), p, axes=axes)[0])(params)
     decays = {
         jax.tree_util.keystr(p, simple=True, separator="/"): float(u.max())
         for p, u in jax.tree.leaves_with_path(updates)
     }
-    attention = [f"blocks/attention/{name}/kernel" for name in ("query", "key", "value", "out")]
-    kernels = {
-        "token_embedding",
-        "position_embedding",
-        "blocks/mlp/up/kernel",
-        "blocks/mlp/down/kernel",
-        *attention,
-    }
-    assert {name for name, d in decays.items() if d == 0.5} == kernels
-    assert {name for name, d in decays.items() if d == 0.0} == decays.keys() - kernels
+    inside = (
+        *(f"attention/{name}" for name in ("query", "key", "value", "out")),
+        "mlp/up",
+        "mlp/down",
+    )
+    kernels = {"token_embedding", "position_embedding", *(f"blocks/{n}/kernel" for n in inside)}
+    assert decays == {name: 0.5 if name in kernels else 0.0 for name in decays}
+    assert kernels < decays.keys()
