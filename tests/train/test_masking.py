@@ -30,6 +30,11 @@ def samples(windows, seed=0):
     return [windows.sample(i, np.random.default_rng([seed, i])) for i in range(len(windows))]
 
 
+def bpe(*pieces):
+    """Return the vocabulary for masking of a BPE tokenizer with these pieces."""
+    return masking_vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
+
+
 def words(tokens):
     """Find the word of each token with a loop; None marks a special token."""
     out, word = [], 0
@@ -110,22 +115,7 @@ def test_words_are_whole_but_for_what_fills_up(length, masked, seed):
         size = {w: of.count(w) for w in of if w is not None}
         hidden = [of[p] for p in inputs["positions"] if of[p] is not None]
         parts = {w: hidden.count(w) for w in hidden if hidden.count(w) < size[w]}
-        spare = sum(parts.values())
-        assert all(size[w] > spare for w in size if w not in hidden or w in parts)
-
-
-def test_words_of_two_by_hand():
-    """Mask six words of two pieces each.
-
-    Four masked tokens are two complete words. Three masked tokens are one word and half of another.
-    """
-    tokens = np.array([10, 40] * 6, np.uint8)
-    for masked, whole in ((4 / 12, 2), (3 / 12, 1)):
-        windows = MaskedWindows(tokens, 12, *PIECES, masked=masked)
-        for seed in range(30):
-            positions = windows.sample(0, np.random.default_rng(seed))[0]["positions"]
-            assert len(positions) == round(masked * 12)
-            assert (np.bincount(positions // 2, minlength=6) == 2).sum() == whole
+        assert all(size[w] > sum(parts.values()) for w in size if w not in hidden or w in parts)
 
 
 def test_a_sample_is_a_function_of_its_number_and_generator():
@@ -154,32 +144,26 @@ def test_of_wordpiece():
 
 
 def test_of_byte_level_bpe():
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", "Ġwalk", "ing", ",", "Ċ", "<mask>"]
-    found = masking_vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
+    found = bpe("<s>", "<pad>", "</s>", "<unk>", "Ġwalk", "ing", ",", "Ċ", "<mask>")
     assert (found.vocab, found.mask_id, found.special) == (9, 8, {0, 1, 2, 3, 8})
     assert found.whole_word is not None
     assert found.whole_word.tolist() == [False] * 5 + [True, True, False, False]
 
 
 def test_of_neither_pieces_are_hidden_one_by_one():
-    found = masking_vocabulary(Tokenizer(models.BPE({"a": 0, "b": 1, "<mask>": 2}, [])))
-    assert found == Vocabulary(3, 2, frozenset({2}))
+    assert bpe("a", "b", "<mask>") == Vocabulary(3, 2, frozenset({2}))
 
 
 def test_without_a_mask_token():
     with pytest.raises(UserError, match=r"no \[MASK\] or <mask>: take the tokenizer of a BERT"):
-        masking_vocabulary(Tokenizer(models.BPE({"Ġa": 0, "b": 1}, [])))
+        bpe("Ġa", "b")
 
 
 def test_of_bytes_no_utf_8_text_holds_one_that_is_special():
     every = "".join(map(chr, [*range(1, 0xD800), *range(0xE000, 0x110000)])).encode()
-    held = set(np.flatnonzero(np.bincount(np.frombuffer(every, np.uint8), minlength=256)).tolist())
-    assert held == set(range(256)) - BYTES.special
-    assert BYTES.mask_id in BYTES.special
-    assert BYTES.vocab == 256
+    assert set(every) == set(range(256)) - BYTES.special
+    assert BYTES.mask_id in BYTES.special and BYTES.vocab == 256
 
 
 def test_single_letters_are_ordinary_tokens():
-    pieces = ("a", "e", "|", "<", "<mask>", "<|endoftext|>")
-    found = masking_vocabulary(Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [])))
-    assert found.special == {4, 5}
+    assert bpe("a", "e", "|", "<", "<mask>", "<|endoftext|>").special == {4, 5}
