@@ -15,9 +15,8 @@ def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
     scores = task_scores([[run], [run, run]], ["ptb"], tmp_path)
     [[a], [b, c]] = scores["ptb, bits per byte"]
     assert a == b == c  # a run and the same run again
-    monkeypatch.setattr(
-        comparison_scores, "evaluate_tasks", None
-    )  # A cached score is not computed again.
+    # A cached score is not computed again.
+    monkeypatch.setattr(comparison_scores, "evaluate_tasks", None)
     assert task_scores([[run]], ["ptb"], tmp_path) == {"ptb, bits per byte": [[a]]}
     (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
     with pytest.raises(TypeError):  # The cache does not apply to other files.

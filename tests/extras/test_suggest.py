@@ -36,9 +36,7 @@ def test_every_measurement_is_on_the_page():
     assert all(f"`{name}`" in page for name in METHODS)
 
 
-def test_the_first_command_reaches_sizes_and_keeps_the_function(
-    folder, tmp_path, capsys, monkeypatch
-):
+def test_the_first_command_reaches_the_sizes(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = shutil.copytree(folder, tmp_path / "a model")
     found = said(capsys, folder, "--layers", 8, "--mlp", 40, "--keep-function")["targets"][0]
@@ -48,41 +46,31 @@ def test_the_first_command_reaches_sizes_and_keeps_the_function(
     for command in ways[0].commands(str(folder), "DST"):
         assert main(shlex.split(command)[1:]) == 0
     grown = open_checkpoint(tmp_path / "DST")
-    assert (grown.sizes()["layers"], grown.sizes()["mlp"], grown.parameters) == (
-        8,
-        40,
-        ways[0].parameters,
-    )
+    assert (grown.sizes()["layers"], grown.sizes()["mlp"]) == (8, 40)
+    assert grown.parameters == ways[0].parameters
     assert "the function is preserved" in capsys.readouterr().out
 
 
 def test_a_factor_makes_targets(folder, capsys):
     targets = [t["target"] for t in said(capsys, folder, "--to", "2x")["targets"]]
-    assert targets == [
-        {"layers": 8},
-        {"layers": 8, "mlp": 40},
-        {"embed": 24, "heads": 8, "mlp": 40},
-    ]
-    assert suggest.larger_targets(
-        {"layers": 4, "embed": 12, "heads": 3, "mlp": 20}, Fraction(5, 4)
-    )[0] == {"layers": 5}
+    wide = {"embed": 24, "heads": 8, "mlp": 40}
+    assert targets == [{"layers": 8}, {"layers": 8, "mlp": 40}, wide]
+    sizes = {"layers": 4, "embed": 12, "heads": 3, "mlp": 20}
+    assert suggest.larger_targets(sizes, Fraction(5, 4))[0] == {"layers": 5}
 
 
 def test_measured_methods_come_first_and_costlier_ones_last(folder, capsys):
     assert main(["suggest", str(folder), "--to", "2x"]) == 0
     out = capsys.readouterr().out
     assert "--method interleave --layers 8" in out.split("commands of the first row:")[1]
-    both = said(capsys, folder, "--layers", 8, "--embed", 24, "--heads", 8, "--mlp", 40)["targets"][
-        0
-    ]["ways"]
+    sizes = "--layers 8 --embed 24 --heads 8 --mlp 40"
+    both = said(capsys, folder, *sizes.split())["targets"][0]["ways"]
     assert both[0]["keeps"] and both[-1]["methods"] == ["average"]
 
 
 def test_what_the_files_say_is_answered(tmp_path, capsys):
-    bert = saved(
-        tmp_path / "bert",
-        BERTConfig(vocab=11, context=7, layers=4, embed=12, heads=4, head_dim=3, mlp=20),
-    )
+    sizes = {"vocab": 11, "context": 7, "layers": 4, "embed": 12, "heads": 4, "head_dim": 3}
+    bert = saved(tmp_path / "bert", BERTConfig(**sizes, mlp=20))
     assert main(["suggest", str(bert), "--layers", "8", "--keep-function"]) == 0
     out = capsys.readouterr().out
     assert "Norms: after each sublayer" in out and "every method changes the function here" in out
