@@ -18,14 +18,10 @@ STATUS = {signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}
 LATER = dict(zip(STATUS, (0.0, 0.2, 1.0), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("number", "later"),
-    [
-        pytest.param(number, later, marks=[pytest.mark.slow] * (LATER[number] != later))
-        for number in STATUS
-        for later in LATER.values()
-    ],
-)
+@pytest.mark.parametrize(("number", "later"), [
+    pytest.param(number, later, marks=[pytest.mark.slow] * (LATER[number] != later))
+    for number in STATUS for later in LATER.values()
+])  # fmt: skip
 def test_a_signal_during_the_imports_of_a_command(tmp_path, number, later):
     """The first import takes place after the handlers are installed."""
     command = [sys.executable, "-m", "train.pretrain", str(ROOT / "configs/demo.py:muon"), "--show"]
@@ -47,19 +43,9 @@ def test_a_closed_output_saves_and_ends(tmp_path, what):
     """As with `| head`: the reader ends before the run."""
     experiment = runs.experiment(tmp_path, steps=4000, checkpoint_every=4000, eval_every=2)
     read, write = os.pipe()
-    process = started_process(
-        [
-            sys.executable,
-            "-m",
-            "train.pretrain",
-            runs.script(tmp_path, experiment),
-            "--workdir",
-            "run",
-        ],
-        tmp_path,
-        stderr=write,
-        stdout=subprocess.PIPE,
-    )
+    command = [sys.executable, "-m", "train.pretrain", runs.script(tmp_path, experiment)]
+    command += ["--workdir", "run"]
+    process = started_process(command, tmp_path, stderr=write, stdout=subprocess.PIPE)
     os.close(write)
     with os.fdopen(read) as output:
         while "step=2/" not in output.readline():
