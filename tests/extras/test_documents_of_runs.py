@@ -1,9 +1,10 @@
 """With ``data.attend=document``, the corpus says where documents begin, and training obeys it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -12,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 import runs
+from cases import cases
 from documents import DOCUMENTS, document_data, documents_of, loss_within_documents
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -40,15 +42,13 @@ def data(tmp_path):
 
 
 def test_the_tokenizer_needs_no_special_tokens(data, tmp_path):
-    letters = {chr(i): i - ord("a") for i in range(ord("a"), ord("z") + 1)}
+    letters = {chr(ord("a") + i): i for i in range(26)}
     endless = Tokenizer(models.BPE(letters, []))
     endless.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     endless.save(str(tmp_path / "endless.json"))
     found = read_tokens(replace(data, tokenizer=str(tmp_path / "endless.json")))
-    whole = [
-        bytes(t + ord("a") for t in part) for part in documents_of(found.train, found.begins[0])
-    ]
-    assert whole == [text.encode() for text in DOCUMENTS]
+    parts = documents_of(found.train + np.uint8(ord("a")), found.begins[0])
+    assert parts == [text.encode() for text in DOCUMENTS]
 
 
 def test_a_piece_that_is_held_out_divides_its_document(data, tmp_path, monkeypatch):
@@ -73,13 +73,11 @@ def test_token_ids_are_divided_by_the_tokens_of_the_tokenizer(tmp_path, roles, r
     made.add_special_tokens(sorted(set(roles.values())))
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(roles))
-    home = tmp_path / "ids"
-    home.mkdir()
     lines = [json.dumps({"input_ids": ids}) for ids in (row, [2, 2, 2])]
-    for name in ("train", "valid"):
-        (home / f"{name}.jsonl").write_text("\n".join(lines))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    paths = {"path": str(tmp_path / "a.jsonl"), "valid_path": str(tmp_path / "a.jsonl")}
     how = {"attend": "document", "tokenizer": str(tmp_path / "tokenizer.json")}
-    found = read_tokens(Data("tokens", str(home), cache=str(tmp_path / "cache"), **how))  # type: ignore[arg-type]
+    found = read_tokens(Data("tokens", **paths, cache=str(tmp_path / "cache"), **how))  # type: ignore[arg-type]
     assert found.begins[0].tolist() == expected
 
 
@@ -97,27 +95,27 @@ BERT = BERTConfig(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4, 
 LR = np.float32(0.5)
 
 
-@pytest.mark.parametrize(("how", "accumulate", "mesh"), [
-    ("mesh", 4, Mesh()),
-    *(
-        pytest.param(*way, marks=pytest.mark.slow)
-        for way in (
-            ("pmap", 2, Mesh()),
-            ("mesh", 2, Mesh(fsdp=4)),
-            ("mesh", 2, Mesh(fsdp=2, context=2)),
-            ("once", 2, Mesh(fsdp=4)),
-        )
-    ),
-], ids=str)  # fmt: skip
+WAYS = {
+    "mesh": ("mesh", 4, Mesh()),
+    "pmap": ("pmap", 2, Mesh()),
+    "fsdp": ("mesh", 2, Mesh(fsdp=4)),
+    "context": ("mesh", 2, Mesh(fsdp=2, context=2)),
+    "once": ("once", 2, Mesh(fsdp=4)),
+}
+
+
+@pytest.mark.parametrize(("how", "accumulate", "mesh"), cases(WAYS, ["mesh"], []))
 def test_every_division_of_a_batch_trains_alike(data, how, accumulate, mesh):
     """Micro-batches and devices have different numbers of targets."""
     tx = optax.with_extra_args_support(optax.identity())
     batch = next(training_batches(data.sources(runs.MODEL)[0], 16, 0))
     params = runs.fresh(runs.MODEL)
     alone = TrainState(params, tx.init(params), runs.MODEL)
-    value, grads = jax.jit(
-        jax.value_and_grad(lambda p: loss_within_documents(replace(alone, params=p), batch))
-    )(params)
+
+    def loss(params):
+        return loss_within_documents(replace(alone, params=params), batch)
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(params)
     lies = mesh.over(jax.devices())
     make = partial(train_step, tx, accumulate, once=how == "once")
     run = mapped(make, "pmap" if how == "pmap" else "mesh", lies)
@@ -148,72 +146,52 @@ def test_a_teacher_does_not_teach_the_next_document():
     {"model": BERT},
 ], ids=["vcycle", "teacher", "layers", "tokens", "windows", "learned", "bert"])  # fmt: skip
 def test_every_method_trains_by_documents(data, tmp_path, changes):
-    result = pretrain.run_experiment(
-        runs.experiment(tmp_path, data=data, **changes), tmp_path / "run"
-    )
+    experiment = runs.experiment(tmp_path, data=data, **changes)
+    result = pretrain.run_experiment(experiment, tmp_path / "run")
     assert 0 < result["val_loss"] < 6
 
 
 @pytest.fixture
-def two_sources(data, tmp_path) -> tuple[Data, dict[str, list[str]]]:
-    """Return a mixture with two validation sets, and the documents of the sources and sets."""
+def two_sources(data, tmp_path) -> tuple[Data, dict[str, Data]]:
+    """Return a mixture with two validation sets, and each of the four texts alone."""
     upper = [text.upper() for text in DOCUMENTS[1::2] + DOCUMENTS[::2]]
     texts = {"low": DOCUMENTS, "high": upper, "v": ["x", "yzw"] * 18, "w": ["klmnop"] * 11}
-    paths = {name: tmp_path / f"{name}.jsonl" for name in texts}
-    for name, path in paths.items():
-        path.write_text("\n".join(json.dumps({"text": text}) for text in texts[name]))
-    shares = {str(paths["low"]): 0.7, str(paths["high"]): 0.3}
-    sets = {name: str(paths[name]) for name in ("v", "w")}
-    return replace(data, path=shares, valid_path=sets), texts
+    for name, documents in texts.items():
+        rows = (json.dumps({"text": text}) for text in documents)
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in texts}
+    alone = {name: replace(data, path=path, valid_path=path) for name, path in paths.items()}
+    sets = {name: paths[name] for name in ("v", "w")}
+    return replace(data, path={paths["low"]: 0.7, paths["high"]: 0.3}, valid_path=sets), alone
 
 
-def windows_of(documents: Sequence[str], length: int) -> set[tuple[bytes, ...]]:
-    """The tokens, targets, segments and weights of all windows, from the documents alone."""
-    text = np.frombuffer("".join(f"{text}\0" for text in documents).encode(), np.uint8)
-    own = np.repeat(np.arange(len(documents)), [len(text) + 1 for text in documents])
-    found = set()
-    for first in range(0, len(text) - length, length):
-        here, after = slice(first, first + length), slice(first + 1, first + length + 1)
-        within = own[here] == own[after]
-        # The last token of a document, which is 0 in bytes, is the one without a target.
-        assert (within == (text[here] != 0)).all()
-        found.add(row_bytes(text[here], text[after], own[here] - own[first], within))
-    return found
+def rows_of(batches: Iterable[Any]) -> list[tuple[bytes, ...]]:
+    """The bytes of the tokens, targets, segments and weights of each sample."""
+    names = ("tokens", "segments", "weights")
+    parts = ((targets, *(inputs[name] for name in names)) for inputs, targets in batches)
+    return [tuple(x.tobytes() for x in row) for part in parts for row in zip(*part, strict=True)]
 
 
-def row_bytes(*parts: np.ndarray) -> tuple[bytes, ...]:
-    return tuple(np.asarray(part, np.int32).tobytes() for part in parts)
-
-
-def batch_rows(batch: Any) -> list[tuple[bytes, ...]]:
-    inputs, targets = batch
-    parts = (inputs["tokens"], targets, inputs["segments"], inputs["weights"])
-    return [row_bytes(*row) for row in zip(*parts, strict=True)]
-
-
-def test_the_rows_of_a_mixture_stop_at_the_documents_of_their_source(two_sources):
-    data, texts = two_sources
+def test_the_rows_of_a_mixture_are_those_of_its_sources(two_sources):
+    data, alone = two_sources
     train, sets = data.sources(runs.MODEL)
-    low, high = (windows_of(texts[name], runs.MODEL.context) for name in ("low", "high"))
+    valid = {name: one.sources(runs.MODEL)[1][""] for name, one in alone.items()}
+    low, high = ({*rows_of(validation_batches(valid[name], 1, 99))} for name in ("low", "high"))
     stream = training_batches(train, 10, 0)
-    rows = [row for _ in range(12) for row in batch_rows(next(stream))]
+    rows = rows_of(next(stream) for _ in range(12))
     # Every row of each source is read, with its share.
     assert {*rows} == low | high and not low & high
     assert sum(row in low for row in rows) == 84
     resumed = training_batches(train, 10, 0)
     resumed.set_state({"next_index": 50})
-    assert [row for _ in range(7) for row in batch_rows(next(resumed))] == rows[50:]
+    assert rows_of(next(resumed) for _ in range(7)) == rows[50:]
     assert [*sets] == ["v", "w"]
     for name, source in sets.items():
-        batches = validation_batches(source, 4, 100)
-        assert {row for batch in batches for row in batch_rows(batch)} <= windows_of(
-            texts[name], runs.MODEL.context
-        )
+        found, expected = (rows_of(validation_batches(x, 4, 9)) for x in (source, valid[name]))
+        assert found == expected
 
 
-def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
-    two_sources, tmp_path, capsys
-):
+def test_a_mixture_validates_by_documents_and_resumes_exactly(two_sources, tmp_path, capsys):
     experiment = runs.experiment(tmp_path, data=two_sources[0], checkpoint_every=1)
     result = pretrain.run_experiment(experiment, tmp_path / "whole")
     said = capsys.readouterr().err
@@ -222,28 +200,23 @@ def test_a_run_on_a_mixture_validates_by_documents_and_resumes_exactly(
     for name, source in two_sources[0].sources(runs.MODEL)[1].items():
         batches = validation_batches(source, experiment.batch, experiment.eval_batches)
         joined = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-        assert result[f"val_loss/{name}"] == pytest.approx(
-            float(loss_within_documents(model, joined)), rel=1e-5
-        )
+        expected = float(loss_within_documents(model, joined))
+        assert result[f"val_loss/{name}"] == pytest.approx(expected, rel=1e-5)
     runs.stopped(experiment, tmp_path / "killed", 3, 5)
     runs.assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 
-def test_sources_and_validation_sets_may_be_one_document_unless_all_sources_are(
-    two_sources, tmp_path
-):
-    data, _ = two_sources
-    names = ("x", "y", "z")
-    one, two, three = (tmp_path / f"{name}.txt" for name in names)
-    for name, path in zip(names, (one, two, three), strict=True):
-        path.write_text(name * 90)
-    for path in ({str(one): 1, str(tmp_path / "low.jsonl"): 2}, str(tmp_path / "low.jsonl")):
-        some = replace(data, path=path, valid_path={"two": str(two), "three": str(three)})
+def test_sources_may_be_one_document_unless_all_are(two_sources, tmp_path):
+    one, two, three = (str(tmp_path / f"{name}.txt") for name in "xyz")
+    for path in (one, two, three):
+        Path(path).write_text(Path(path).stem * 90)
+    low = str(tmp_path / "low.jsonl")
+    for path in ({one: 1, low: 2}, low):
+        some = replace(two_sources[0], path=path, valid_path={"two": two, "three": three})
         train, sets = some.sources(runs.MODEL)
         inputs, _ = next(training_batches(train, 8, 0))
         assert inputs["segments"].any() and len(sets["three"]) == 11
-        assert not any(
-            sets["two"].sample(i, np.random.default_rng(0))[0]["segments"].any() for i in range(11)
-        )
+        samples = [sets["two"].sample(i, np.random.default_rng(0))[0] for i in range(11)]
+        assert not any(sample["segments"].any() for sample in samples)
     with pytest.raises(UserError, match=r"training text is one document: set data.attend=row"):
-        replace(data, path=[str(one), str(two)], valid_path=str(three)).report()
+        replace(some, path=[one, two], valid_path=three).report()
