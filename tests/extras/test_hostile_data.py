@@ -363,6 +363,7 @@ def test_no_module_is_imported_by_the_name_of_a_feature(tmp_path):
     "configs: &a [*a]",
 ])  # fmt: skip
 def test_aliases_in_a_readme_do_not_fill_the_memory(tmp_path, front):
+    (tmp_path / "a.txt").write_text("a")
     (tmp_path / "README.md").write_text(f"---\n{front}\n---\n")
     with refused(r"README\.md", record=1 << 20, bytes=300 << 20):
         text_corpus(str(tmp_path), None, "text")
