@@ -20,6 +20,7 @@ from jaxgrow.cli.program import main as jaxgrow
 from jaxgrow.untrusted import UntrustedError, file_limits
 from train.common.errors import UserError
 
+Change = Callable[[list[str], str], list[str]]  # the words of a command, and a message
 ERRORS = (UserError, CheckpointError, UntrustedError, ValueError, ImportError)
 
 
@@ -136,12 +137,7 @@ def without(words: list[str], option: str) -> list[str]:
     return words[:at] + words[end:]
 
 
-def cli(
-    says: str,
-    line: str,
-    how: Callable[[list[str], str], list[str]] | str = advised,
-    **options: Any,
-) -> Case:
+def cli(says: str, line: str, how: Change | str = advised, **options: Any) -> Case:
     """A case of a command line.
 
     Args:
@@ -191,6 +187,21 @@ def parts(pattern: str, said: str) -> tuple[str, ...]:
 def part(pattern: str, said: str) -> str:
     """The first group of a pattern that a message must contain."""
     return parts(pattern, said)[0]
+
+
+def values_of(pattern: str, option: str) -> Change:
+    """Set an option to the value that a pattern finds in the message."""
+    return lambda words, said: [*without(words, option), option, part(pattern, said)]
+
+
+def last(pattern: str) -> Change:
+    """Replace the last word by what a pattern finds in the message."""
+    return lambda words, said: [*words[:-1], part(pattern, said)]
+
+
+def changed(advice: str, old: str, new: str) -> Change:
+    """Replace a part of the words, as ``advice`` in the message says."""
+    return lambda words, said: [w.replace(old, new) if advice in said else w for w in words]
 
 
 def refused(call: Callable[[], Any]) -> str:

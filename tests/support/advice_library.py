@@ -1,7 +1,6 @@
 """The messages of `jaxgrow` that advise something, and how their advice is followed."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +10,14 @@ import checkpoints as gpt2
 import jax
 import numpy as np
 import runs
-from advice import Case, Place, cli, command, part, parts, settings, without
+from advice import Case, Place, cli, command, last, part, parts, settings, without
 from finetunings import FAMILIES
 from orbax.checkpoint import v1 as ocp
 
 from jaxgrow import checkpoints
-from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.models.cait import CaiTConfig
 from jaxgrow.extras.models.generation import generate
 from jaxgrow.extras.models.swin import SwinConfig
-from jaxgrow.extras.peft import lora
 from jaxgrow.models import BERTConfig, LlamaConfig, ViTConfig
 from train.extras.tokenizers.loading import load_tokenizer
 
@@ -35,29 +32,15 @@ def _model(config: Any, reads: bool = False):
     return make
 
 
-def _lora(folder: Path) -> Path:
-    config = gpt2.CONFIG
-    how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
-    factors = lora.init_lora(how, config.axes(), config.sizes(), jax.random.key(0))
-    factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
-    peft.write_peft(folder, peft.PeftAdapter(config, how, factors))
-    return folder
-
-
 def _adapted(folder: Path) -> Path:
-    _gpt(folder)
-    _lora(folder.with_name("lora of adapted"))
-    for file in folder.with_name("lora of adapted").glob("adapter_*"):
+    gpt2.saved(folder)
+    for file in gpt2.lora_folder(folder.with_name("lora of adapted")).glob("adapter_*"):
         shutil.copy(file, folder)
     return folder
 
 
-def _gpt(folder: Path) -> Path:
-    return gpt2.saved(folder)
-
-
 def _orbax(folder: Path) -> Path:
-    source = checkpoints.open_checkpoint(_gpt(folder.with_name("source of orbax")))
+    source = checkpoints.open_checkpoint(gpt2.saved(folder.with_name("source of orbax")))
     checkpoints.write(source, checkpoints.Output(folder, "orbax"))
     return folder
 
@@ -67,27 +50,13 @@ def _ids(path: Path) -> Path:
     return path.with_suffix(".npy")
 
 
-def _trainer(folder: Path) -> Path:
-    params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
-    ocp.save(folder, {"weights": params, "mu": params})
-    return folder
+def _trainer(moments: float):
+    def make(folder: Path) -> Path:
+        params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
+        ocp.save(folder, {"weights": params, "mu": jax.tree.map(lambda x: x * moments, params)})
+        return folder
 
-
-def _broken(folder: Path) -> Path:
-    params = {"a": {"up": jax.numpy.ones((4, 6)), "down": jax.numpy.ones((6, 4))}}
-    ocp.save(folder, {"weights": params, "mu": jax.tree.map(lambda x: x * np.nan, params)})
-    return folder
-
-
-def _names(file: Path) -> Path:
-    table = {"a/up": ["embed.in", "mlp"], "*down": ["mlp.in", "embed"]}
-    file = file.with_suffix(".json")
-    file.write_text(json.dumps({"names": table, "params": "a/up"}))
-    return file
-
-
-def _other_base(folder: Path) -> Path:
-    return _model(replace(FAMILIES["llama"], rope_theta=5e5))(folder)
+    return make
 
 
 MIXTURE = replace(FAMILIES["llama"], experts=4, active=2)
@@ -95,13 +64,13 @@ STATES = replace(FAMILIES["bert"], head="states")
 
 
 def _untold(folder: Path) -> Path:
-    (_gpt(folder) / "tokenizer.json").unlink()
+    (gpt2.saved(folder) / "tokenizer.json").unlink()
     return folder
 
 
 def _changed(**keys: Any):
     def make(folder: Path) -> Path:
-        gpt2.change(_gpt(folder), **keys)
+        gpt2.change(gpt2.saved(folder), **keys)
         return folder
 
     return make
@@ -109,7 +78,7 @@ def _changed(**keys: Any):
 
 def _names_of(**table: Any):
     def make(file: Path) -> Path:
-        about = {name.replace("__", "/"): row for name, row in table.items()}
+        about = {f"a/{name}": row for name, row in table.items()}
         file.with_suffix(".json").write_text(json.dumps({"names": about, "params": "a/up"}))
         return file.with_suffix(".json")
 
@@ -126,45 +95,36 @@ def _saved_by_torch(content: Any):
     return make
 
 
+UP = ["embed.in", "mlp"]
 HEADS = {"names": ["embed.in", "heads", "head_dim"], "axes": "embed (heads head_dim)"}
 OUT = {"names": ["heads.in", "head_dim.in", "embed"], "axes": "(heads head_dim) embed"}
 MAKERS = {
-    "gpt": _gpt,
+    "gpt": gpt2.saved,
     "untold": _untold,
     "quantised": _changed(quantization_config={"quant_method": "gptq", "bits": 4}),
     "unknown": _changed(architectures=["OtherForCausalLM"]),
     "modernbert": _model(replace(FAMILIES["modernbert"], layers=3)),
-    "few_names": _names_of(a__up=["embed.in", "mlp"]),
-    "wrong_names": _names_of(a__up=["embed.in", "mlp"], a__down=["embed.in", "mlp"]),
-    "flat_names": _names_of(a__up=HEADS, a__down=OUT),
+    "few_names": _names_of(up=UP),
+    "wrong_names": _names_of(up=UP, down=UP),
+    "flat_names": _names_of(up=HEADS, down=OUT),
+    "names": _names_of(up=UP, down=["mlp.in", "embed"]),
     "no_state": _saved_by_torch([1]),
     "llama": _model(FAMILIES["llama"]),
-    "other_base": _other_base,
+    "other_base": _model(replace(FAMILIES["llama"], rope_theta=5e5)),
     "mixture": _model(MIXTURE),
     "states": _model(STATES),
     "reading": _model(FAMILIES["gpt2"], reads=True),
-    "lora": _lora,
+    "lora": gpt2.lora_folder,
     "old": _model(FAMILIES["gpt2"]),
     "adapted": _adapted,
     "orbax": _orbax,
     "ids": _ids,
-    "trainer": _trainer,
-    "broken": _broken,
-    "names": _names,
+    "trainer": _trainer(1.0),
+    "broken": _trainer(np.nan),
 }
 
 
 # --- models: the settings in a message are set ---
-
-
-def fixed(make: Any, said: str, *renamed: str) -> Any:
-    """Set what a message advises in a config; ``renamed``: other words for a setting."""
-    found = {}
-    for name, value in settings(said):
-        if name in make.__dataclass_fields__ if isinstance(make, type) else hasattr(make, name):
-            found[name] = _parsed(value)
-    assert found, said
-    return found
 
 
 def _parsed(text: str) -> Any:
@@ -178,8 +138,10 @@ def of_config(says: str, kind: type, **wrong: Any) -> Case:
     """A case of a config that is not valid; the message says how to set its fields."""
 
     def follows(place: Place, said: str) -> None:
-        found = fixed(kind, said)
-        kind(**{**wrong, **found})
+        fields = kind.__dataclass_fields__
+        found = {name: _parsed(value) for name, value in settings(said) if name in fields}
+        assert found, said
+        kind(**wrong | found)
 
     return Case(says, lambda place: kind(**wrong), follows)
 
@@ -208,13 +170,6 @@ def generated(head: str, **options: Any) -> Any:
     return generate(config, runs.fresh(config), [[1, 2]], max_new=1, **options)
 
 
-def fixed_number(name: str, said: str) -> dict[str, float]:
-    """The number that a message gives as an example."""
-    found = re.search(rf"set {name}, for example to (\S+)", said)
-    assert found, said
-    return {name: float(found[1])}
-
-
 MODELS = [
     Case("leave it out to allow repetitions", lambda p: generated("tokens", repetition_penalty=0.0),
         lambda p, said: generated("tokens")),
@@ -228,7 +183,7 @@ MODELS = [
     of_experts(shared=8),
     of_experts(clamp=7.0),
     Case("also set temperature", lambda p: generated("tokens", top_k=3),
-        lambda p, said: generated("tokens", top_k=3, **fixed_number("temperature", said))),
+        lambda p, said: generated("tokens", top_k=3, temperature=float(part(r"temperature, for example to (\S+)", said)))),
     of_config("is not a multiple of {merged}", SwinConfig, **(SWIN | {"image": 36})),
     of_config("a Swin's attention", SwinConfig, **SWIN, attention="cudnn"),
     Case("use a model with head=tokens", lambda p: generated("classes"), lambda p, said: generated(part(r"head=(\w+)", said))),
@@ -244,40 +199,24 @@ MODELS = [
 # --- the command ---
 
 
-def _layers_of_groups(words: list[str], said: str) -> list[str]:
-    found = re.search(r"such as (--layers) (\S+)", said)
-    assert found
-    return [*words[: words.index("--layers")], found[1], found[2]]
-
-
 COMMANDS = [
-    cli(
-        "contains an adapter in addition",
-        "grow {adapted} {new} --method stack --layers 8",
-        lambda words, said: [*words, *parts(r"pass (--lora) (\S+)", said)],
-    ),
+    cli("contains an adapter in addition", "grow {adapted} {new} --method stack --layers 8",
+        lambda words, said: [*words, *parts(r"pass (--lora) (\S+)", said)]),
     cli("--to orbax writes any", "grow {gpt} {new} --method hypercloning --embed 24", "--to orbax"),
     cli("--overwrite replaces it", "convert {gpt} {old} --to orbax", "--overwrite"),
     cli("convert needs at least one", "convert {gpt} {new}", "--to orbax"),
-    cli(
-        "give only one of --to, --to-params and",
-        "suggest {gpt} --to 2x --layers 8",
-        lambda words, said: words[:2] + words[4:],
-    ),
-    Case(
-        "run jaxgrow prune with --params",
-        lambda place: command(*place.words("suggest {gpt} --to-params 4000")),
+    cli("give only one of --to, --to-params and", "suggest {gpt} --to 2x --layers 8",
+        lambda words, said: words[:2] + words[4:]),
+    Case("run jaxgrow prune with --params", lambda place: command(*place.words("suggest {gpt} --to-params 4000")),
         lambda place, said: command(*place.words("prune {gpt} {new} --data {ids} --params"),
-            part(r"--params (\d+)", said)),
-    ),
+        part(r"--params (\d+)", said))),
     cli("For larger sizes, run jaxgrow suggest", "prune {gpt} {new} --params 9000 --data {ids}",
         lambda words, said: part(r"run jaxgrow (.*)", said).split()),
-    cli("is not a choice of tokens", "prune {gpt} {new} --vocab 12",
-        lambda words, said: [*words[:-1], part(r"from 1 to (\d+)", said)]),
-    cli("--to is too close", "suggest {gpt} --to 1.0001x", lambda words, said: [
-        *words[:2], *parts(r"such as (--layers) (\d+)", said)]),
+    cli("is not a choice of tokens", "prune {gpt} {new} --vocab 12", last(r"from 1 to (\d+)")),
+    cli("--to is too close", "suggest {gpt} --to 1.0001x", lambda words, said: [*words[:2],
+        *parts(r"such as (--layers) (\d+)", said)]),
     cli("not a number of decibels", "grow {gpt} {new} --method hypercloning --embed 24 --heads 8 --mlp 40 --noise nan",
-        lambda words, said: [*words[:-1], part(r"such as (\d+)", said)]),
+        last(r"such as (\d+)")),
     cli("does not average layers", "grow {gpt} {new} --method stack --layers 8 --blend 1"),
     cli("does not use random numbers", "grow {gpt} {new} --method stack --layers 8 --seed 1"),
     cli("PEFT does not support LoRA on the experts",
@@ -285,14 +224,10 @@ COMMANDS = [
         lambda words, said: words[:-2]),  # as if the LoRA were merged
     cli("requires the number of experts", "grow {llama} {new} --method upcycle"),
     cli("the routers of new experts are random", "grow {llama} {new} --method upcycle --experts 2 --noise 9"),
-    cli("each token is routed to at", "grow {llama} {new} --method upcycle --experts 2 --active 3",
-        lambda words, said: [*words[:-1], part(r"at most (\d+)", said)]),
-    cli("choose the config of one", "interpolate {llama} {other_base} {new} --alpha .5",
-        "--take-config A"),
-    cli("no tokenizer.json in", "prune {untold} {new} --layers 1 --data {text}",
-        "--data {ids}"),
-    cli("is not a valid tokenizer", "prune {gpt} {new} --layers 1 --data {text}",
-        "--data {ids}"),
+    cli("each token is routed to at", "grow {llama} {new} --method upcycle --experts 2 --active 3", last(r"at most (\d+)")),
+    cli("choose the config of one", "interpolate {llama} {other_base} {new} --alpha .5", "--take-config A"),
+    cli("no tokenizer.json in", "prune {untold} {new} --layers 1 --data {text}", "--data {ids}"),
+    cli("is not a valid tokenizer", "prune {gpt} {new} --layers 1 --data {text}", "--data {ids}"),
     cli("nothing to", "grow {gpt} {new} --method stack"),
     cli("a seed must be", "grow {gpt} {new} --method net2net --mlp 40 --seed -1", "--seed 0"),
     cli("the list of layers", "grow {gpt} {new} --method passthrough",
@@ -301,49 +236,35 @@ COMMANDS = [
         lambda words, said: words[:-2] if "leave out the sizes" in said else words),
     cli("prune measures which layers", "prune {gpt} {new} --layers 1",
         lambda words, said: [*words[:-2], *parts(r"such as (--keep) ([0-9-]+)", said)]),
-    cli("selects the layers to remove",
-        "prune {gpt} {new} --mlp 8 --by angular --data {ids}", "--layers 2"),
-    cli("outputs of a model without a head",
-        "prune {states} {new} --embed 8 --data {ids} --layers 1", slow=True),
-    cli("importance of the units of experts",
-        "prune {mixture} {new} --mlp 16 --layers 1 --data {ids}", slow=True),
+    cli("selects the layers to remove", "prune {gpt} {new} --mlp 8 --by angular --data {ids}", "--layers 2"),
+    cli("outputs of a model without a head", "prune {states} {new} --embed 8 --data {ids} --layers 1", slow=True),
+    cli("importance of the units of experts", "prune {mixture} {new} --mlp 16 --layers 1 --data {ids}", slow=True),
     cli("routes each token to", "prune {mixture} {new} --experts 1 --data {ids} --to orbax",
-        lambda words, said: [
-            *words[:3], *parts(r"least (--experts) (\d+)", said), *words[5:]]),
-    cli("alike: the kinds of the layers", "decoalesce {llama} {new} --layers alike",
-        _layers_of_groups),
+        lambda words, said: [*words[:3], *parts(r"least (--experts) (\d+)", said), *words[5:]]),
+    cli("alike: the kinds of the layers", "decoalesce {llama} {new} --layers alike", last(r"such as --layers (\S+)")),
     cli("no groups: give", "coalesce {gpt} {new}"),
     cli("is not from 0 to 1", "interpolate {gpt} {gpt} {new} --alpha 2"),
     cli("by exact copies", "grow {gpt} {new} --method stack --layers 8 --noise 10"),
-    cli("grows the optimizer state of",
-        "grow {orbax} {new} --method stack --layers 8 --optimizer copy"),
-    cli("--lora-only requires", "grow {gpt} {new} --method stack --layers 8 --lora-only",
-        "--lora {lora}"),
-    cli("has no names for these parameters", "inspect {trainer} --names {few_names}",
-        "--names {names}"),
-    cli("do not fit the sizes of the other", "inspect {trainer} --names {wrong_names}",
-        "--names {names}"),
-    cli("the checkpoint stores several axes as", "inspect {trainer} --names {flat_names}",
-        "--head-dim 2"),
+    cli("grows the optimizer state of", "grow {orbax} {new} --method stack --layers 8 --optimizer copy"),
+    cli("--lora-only requires", "grow {gpt} {new} --method stack --layers 8 --lora-only", "--lora {lora}"),
+    cli("has no names for these parameters", "inspect {trainer} --names {few_names}", "--names {names}"),
+    cli("do not fit the sizes of the other", "inspect {trainer} --names {wrong_names}", "--names {names}"),
+    cli("the checkpoint stores several axes as", "inspect {trainer} --names {flat_names}", "--head-dim 2"),
     cli("is not supported for checkpoints of other trainers",
-        "grow {trainer} {new} --names {names} --method hypercloning --mlp 12 "
-        "--optimizer asymmetric", lambda words, said: [
-            *words[:-1], part(r"choose from drop, (\w+)", said)]),
-    cli("has NaN or infinite values, or negative", "grow {broken} {new} --names {names} "
-        "--method hypercloning --mlp 12 --optimizer exact"),
-    cli("is quantised", "inspect {quantised}", lambda words, said: [
-        words[0], str(Path(words[1]).with_name("gpt"))]
-        if "before it was quantised" in said else words),
-    cli("lists the supported ones", "inspect {unknown}", lambda words, said: [
-        part("`jaxgrow ([a-z]+)` lists", said)]),
-    cli("Write an Orbax checkpoint instead", "grow {modernbert} {new} --method virtual_groups --experts 4",
-        "--to orbax"),
-    cli("cannot be read by torch.load", "grow {gpt} {new} --method stack --layers 8 "
-        "--optimizer copy --optimizer-state {text}", needs="torch"),
-    cli("is not the state_dict of", "grow {gpt} {new} --method stack --layers 8 "
-        "--optimizer copy --optimizer-state {no_state}", lambda words, said: without(
-            without(words, "--optimizer-state"), "--optimizer") if "--optimizer-state" in said
-        else words, needs="torch"),
+        "grow {trainer} {new} --names {names} --method hypercloning --mlp 12 --optimizer asymmetric",
+        last(r"choose from drop, (\w+)")),
+    cli("has NaN or infinite values, or negative",
+        "grow {broken} {new} --names {names} --method hypercloning --mlp 12 --optimizer exact"),
+    cli("is quantised", "inspect {quantised}", lambda words, said: [words[0],
+        str(Path(words[1]).with_name("gpt"))] if "before it was quantised" in said else words),
+    cli("lists the supported ones", "inspect {unknown}", lambda words, said: [part("`jaxgrow ([a-z]+)` lists", said)]),
+    cli("Write an Orbax checkpoint instead", "grow {modernbert} {new} --method virtual_groups --experts 4", "--to orbax"),
+    cli("cannot be read by torch.load",
+        "grow {gpt} {new} --method stack --layers 8 --optimizer copy --optimizer-state {text}", needs="torch"),
+    cli("is not the state_dict of",
+        "grow {gpt} {new} --method stack --layers 8 --optimizer copy --optimizer-state {no_state}",
+        lambda words, said: without(without(words, "--optimizer-state"),
+        "--optimizer") if "--optimizer-state" in said else words, needs="torch"),
     cli("is a checkpoint of an unknown format", "inspect {trainer}", "--names {names}"),
 ]  # fmt: skip
 

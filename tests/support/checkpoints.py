@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import tiny
 
 from jaxgrow import checkpoints
+from jaxgrow.extras import hf_peft
+from jaxgrow.extras.peft import lora
 from jaxgrow.models import GPT2Config
 
 CONFIG = GPT2Config(vocab=11, context=7, layers=4, embed=12, heads=4, head_dim=3, mlp=20)
@@ -23,6 +26,15 @@ def saved(
     )
     (folder / "tokenizer.json").write_text('{"model": 1}')
     change(folder, their_own={"key": [1, 2]}, n_ctx=7)
+    return folder
+
+
+def lora_folder(folder: Path) -> Path:
+    """Save a LoRA of ones for `CONFIG` in PEFT's format."""
+    how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
+    factors = lora.init_lora(how, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
+    factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
+    hf_peft.write_peft(folder, hf_peft.PeftAdapter(CONFIG, how, factors))
     return folder
 
 

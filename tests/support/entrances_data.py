@@ -28,15 +28,10 @@ from train.extras.tokenizers import loading as tokenizers
 from train.extras.tokenizers.loading import _byte_tokenizer
 from train.extras.tokenizers.special import copy_special_files, special_tokens
 
-_NAMED = {
-    "link": "the user names this file",
-    "link of the parent": "the user names this folder",
-}
-
-
+_PARENT = {"link of the parent": "the user names this folder"}
+_NAMED = _PARENT | {"link": "the user names this file"}
 _BY_REGULAR = "the checked name is opened by `read_regular`"
 _CACHE = "the folder of the cache, whose entries `cache._check_own` checked"
-_PARENT = {"link of the parent": _NAMED["link of the parent"]}
 
 
 def _saved(folder: Path) -> Path:
@@ -170,11 +165,10 @@ def _read_text(folder: Path) -> Any:
 
 
 SUBJECTS: dict[str, Subject] = {
-    "state of a dataset": Subject(_saved, lambda folder: list(table.file_rows(folder / "data")), _name_shard,
-        {"link of the parent": _NAMED["link of the parent"]}),
+    "state of a dataset": Subject(_saved, lambda folder: list(table.file_rows(folder / "data")), _name_shard, _PARENT),
     "Parquet": Subject(_parquet, lambda folder: list(formats.table_records(folder / "data" / "a.parquet")), None, _NAMED),
     "settings of a tokenizer": Subject(_beside, lambda folder: special_tokens(_byte_tokenizer(), folder / "model"), None,
-        {"missing": "the file is optional", "link of the parent": _NAMED["link of the parent"]}),
+        {**_PARENT, "missing": "the file is optional"}),
 }  # fmt: skip
 
 
@@ -225,31 +219,15 @@ def _read_images(name: str) -> Callable[[Path], Any]:
 
 def _tfds(folder: Path) -> Path:
     import tensorflow_datasets as tfds
+    from prepared import prepare
 
-    (folder / "data").mkdir()
-    features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-    writer = tfds.core.SequentialWriter(
-        tfds.core.DatasetInfo(
-            builder=tfds.core.DatasetIdentity(
-                name="docs",
-                version=tfds.core.Version("1.0.0"),
-                data_dir=str(folder / "data"),
-                module_name="",
-            ),
-            features=features,
-        ),
-        max_examples_per_shard=10,
-        overwrite=False,
-        file_format="array_record",
-    )
-    writer.initialize_splits(["train"])
-    writer.add_examples({"train": [{"text": "a text"}]})
-    writer.close_all()
-    return folder / "data" / "dataset_info.json"
+    features, rows = {"text": tfds.features.Text()}, [{"text": "a text"}]
+    builder = prepare(folder / "data", "docs", features, {"train": rows})
+    return Path(builder.data_dir) / "dataset_info.json"
 
 
 def _name_set(folder: Path, name: str) -> None:
-    file = folder / "data" / "dataset_info.json"
+    file = folder / "data" / "docs" / "1.0.0" / "dataset_info.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"name": name}))
 
 
@@ -270,8 +248,8 @@ SUBJECTS |= {
         {**_NAMED, "too large": "nothing is read after the end of the archive"}),
     "zip of images": Subject(_archive("zip"), _read_images("a.zip"), None, _NAMED),
     "prepared dataset": Subject(_tfds,
-        lambda folder: list(dataset_records(next((folder / "data").glob("*.array_record*")))), _name_set, _PARENT,
-        needs="tensorflow_datasets"),
+        lambda folder: list(dataset_records(next((folder / "data").glob("docs/1.0.0/*.array_record*")))), _name_set,
+        _PARENT, needs="tensorflow_datasets"),
     "CSV": Subject(_written("a.csv", 'text,label\na text,0\nanother,1\n"one\nmore",0\n'), _table("a.csv"), None, _NAMED),
     "compressed TSV": Subject(_written("a.tsv.gz", gzip.compress(b"text\tlabel\na text\t0\nanother\t1\n", mtime=0)),
         _table("a.tsv.gz"), None, _NAMED),
@@ -281,84 +259,49 @@ SUBJECTS |= {
     "SQuAD": Subject(_squad, lambda folder: squad.squad_questions(squad.TASKS["squad1"], folder / "data"), None, _NAMED),
     "array of token ids": Subject(_npy, _read_ids, None, _PARENT),
     "raw token ids": Subject(_raw, _read_ids, None, _PARENT),
-    "README of a dataset": Subject(
-        _readme,
-        _read_text,
-        _name_split,
-        {
-            **_PARENT,
-            **dict.fromkeys(("missing", "wrong type", "nested", "pickle"), "no list of splits"),
-            "too large": "only its first part is read",
-            **dict.fromkeys(NAMES, "a pattern that only selects among the files of the folder"),
-        },
-    ),
-    "splits of a dataset": Subject(
-        _splits,
-        _read_text,
-        _name_folder,
-        {
-            **_PARENT,
-            "missing": "the folders are then read by their names",
-            **dict.fromkeys(("escape", "surrogate"), "a split of another name is not read"),
-        },
-    ),
+    "README of a dataset": Subject(_readme, _read_text, _name_split,
+        {**_PARENT, **dict.fromkeys(("missing", "wrong type", "nested", "pickle"), "no list of splits"),
+        "too large": "only its first part is read", **dict.fromkeys(NAMES,
+        "a pattern that only selects among the files of the folder")}),
+    "splits of a dataset": Subject(_splits, _read_text, _name_folder,
+        {**_PARENT, "missing": "the folders are then read by their names",
+        **dict.fromkeys(("escape", "surrogate"), "a split of another name is not read")}),
 }  # fmt: skip
 
-ROWS: dict[str, Row] = {
-    "train/extras/text/tfds.py::dataset_records": attacked("prepared dataset"),
-    "train/extras/labelled/encoding.py::write_framing": ours(
-        "it writes a file with a random name, which it creates, and renames it"
-    ),
-    "train/extras/tokenizers/loading.py::save_tokenizer": ours(
-        "it writes a file with a random name, which it creates, and renames it"
-    ),
-    "train/extras/images/images.py::_mapped_images": ours(_CACHE),
-    "train/extras/images/images.py::_folder_images": attacked("images", "tar of images", "zip of images"),
-    "train/extras/images/images.py::_decode": ours(_CACHE),
-    "train/extras/images/images.py::_new_array": ours(_CACHE),
-    "train/extras/images/images.py::_opened": attacked("images", "tar of images", "zip of images"),
-    "train/extras/labelled/glue.py::is_unnamed": attacked("GLUE"),
-    "train/extras/labelled/glue.py::rows_of": attacked("GLUE"),
-    "train/extras/labelled/squad.py::_articles": attacked("SQuAD"),
-    "train/extras/text/named_splits.py::_readme_front_matter": attacked("README of a dataset"),
-    "train/extras/images/processor.py::normal_in": attacked("processor of images", "config of a run"),
-    "train/extras/images/processor.py::_read": attacked("processor of images"),
-    "train/extras/tokenizers/special.py::copy_special_files": attacked("settings to copy"),
-    "train/extras/tokenizers/special.py::_template": ours(_BY_REGULAR),
-    "train/extras/text/reading.py::read_tokens": ours(_CACHE),
-    "train/extras/text/reading.py::_make": ours(_CACHE),
-    "train/extras/text/reading.py::_mapped_tokens": ours(_CACHE),
-    "train/extras/cache.py::block_digest": ours("a file of a cache, whose name `damage` has checked"),
-    "train/extras/cache.py::cached_folder": ours(_CACHE),
-    "train/extras/cache.py::_working_folder": ours(_CACHE),
-    "train/extras/tokenizers/loading.py::load_tokenizer": attacked(
-        "tokenizer", "vocabulary", "merges"
-    ),
-    "train/extras/text/tokenise.py::tokenise_corpus": ours(_CACHE),
-    "train/extras/text/corpus.py::stdlib_corpus": ours("the source files of Python itself"),
-    "train/extras/text/corpora.py::dataset_shards": attacked("state of a dataset"),
-    "train/extras/text/corpora.py::dataset_splits": attacked("splits of a dataset"),
-    "train/extras/decoding.py::in_folder": attacked("state of a dataset", "settings of a tokenizer"),
-    "train/extras/decoding.py::json_object": attacked("state of a dataset", "settings of a tokenizer"),
-    "train/extras/decoding.py::open_data": attacked("CSV", "compressed TSV", "JSON lines", "GLUE", "SQuAD"),
-    "train/extras/decoding.py::read_regular": attacked("state of a dataset", "settings of a tokenizer"),
-    "train/extras/text/formats.py::_lines": attacked("CSV", "JSON lines"),
-    "train/extras/text/tables.py::table_rows": attacked("Parquet", "state of a dataset"),
-    "train/extras/text/token_files.py::_npy": attacked("array of token ids"),
-    "train/extras/text/token_files.py::_raw": attacked("raw token ids"),
-    "train/extras/text/tfds.py::checked_info": attacked("prepared dataset"),
-    "train/extras/images/images.py::_Records.__getitem__": ours("the bytes of an image are in memory; no file is opened"),
-    "train/extras/images/images.py::_in_folder": attacked("images"),
-    "train/extras/images/images.py::_in_tar": attacked("tar of images"),
-    "train/extras/images/images.py::_is_zip": attacked("tar of images", "zip of images"),
-    "train/extras/images/images.py::_in_zip": attacked("zip of images"),
-    "train/extras/bounded_child.py::_try_tokenizer": ours(
-        "the files that `bounded.check_tokenizer` checked; the process has limits"
-    ),
-    "train/extras/bounded_child.py::_yaml_as_json": ours("the text that `named_splits` has read; the process has limits"),
-    "train/extras/bounded_child.py::_table": ours("the file that `tables.table_rows` checked; the process has limits"),
-    "train/extras/bounded.py::check_tokenizer": attacked("tokenizer", "vocabulary", "merges"),
+ROWS: dict[str, dict[str, Row]] = {
+    "train/extras/text/tfds.py": {"dataset_records checked_info": attacked("prepared dataset")},
+    "train/extras/labelled/encoding.py": {
+        "write_framing": ours("it writes a file with a random name, which it creates, and renames it")},
+    "train/extras/tokenizers/loading.py": {
+        "save_tokenizer": ours("it writes a file with a random name, which it creates, and renames it"),
+        "load_tokenizer": attacked("tokenizer", "vocabulary", "merges")},
+    "train/extras/images/images.py": {"_mapped_images _decode _new_array": ours(_CACHE),
+        "_folder_images _opened": attacked("images", "tar of images", "zip of images"),
+        "_Records.__getitem__": ours("the bytes of an image are in memory; no file is opened"),
+        "_in_folder": attacked("images"), "_in_tar": attacked("tar of images"),
+        "_is_zip": attacked("tar of images", "zip of images"), "_in_zip": attacked("zip of images")},
+    "train/extras/labelled/glue.py": {"is_unnamed rows_of": attacked("GLUE")},
+    "train/extras/labelled/squad.py": {"_articles": attacked("SQuAD")},
+    "train/extras/text/named_splits.py": {"_readme_front_matter": attacked("README of a dataset")},
+    "train/extras/images/processor.py": {"normal_in": attacked("processor of images", "config of a run"),
+        "_read": attacked("processor of images")},
+    "train/extras/tokenizers/special.py": {"copy_special_files": attacked("settings to copy"),
+        "_template": ours(_BY_REGULAR)},
+    "train/extras/text/reading.py": {"read_tokens _make _mapped_tokens": ours(_CACHE)},
+    "train/extras/cache.py": {"block_digest": ours("a file of a cache, whose name `damage` has checked"),
+        "cached_folder _working_folder": ours(_CACHE)},
+    "train/extras/text/tokenise.py": {"tokenise_corpus": ours(_CACHE)},
+    "train/extras/text/corpus.py": {"stdlib_corpus": ours("the source files of Python itself")},
+    "train/extras/text/corpora.py": {"dataset_shards": attacked("state of a dataset"),
+        "dataset_splits": attacked("splits of a dataset")},
+    "train/extras/decoding.py": {"in_folder json_object read_regular": attacked("state of a dataset",
+        "settings of a tokenizer"), "open_data": attacked("CSV", "compressed TSV", "JSON lines", "GLUE", "SQuAD")},
+    "train/extras/text/formats.py": {"_lines": attacked("CSV", "JSON lines")},
+    "train/extras/text/tables.py": {"table_rows": attacked("Parquet", "state of a dataset")},
+    "train/extras/text/token_files.py": {"_npy": attacked("array of token ids"), "_raw": attacked("raw token ids")},
+    "train/extras/bounded_child.py": {
+        "_try_tokenizer": ours("the files that `bounded.check_tokenizer` checked; the process has limits"),
+        "_yaml_as_json": ours("the text that `named_splits` has read; the process has limits"),
+        "_table": ours("the file that `tables.table_rows` checked; the process has limits")},
+    "train/extras/bounded.py": {"check_tokenizer": attacked("tokenizer", "vocabulary", "merges")},
 }  # fmt: skip
-
-# The number of rows that still need a subject.
-OPEN = 0

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 import tiny
-from checkpoints import CONFIG, saved
+from checkpoints import CONFIG, lora_folder, saved
 from entrances import ATTACKS as ALL
-from entrances import Row, Subject, attacked, ours
+from entrances import Row, Subject, attacked, largest, ours
 from foreign_runs import (
     D,
     drawn,
@@ -31,13 +31,10 @@ from jaxgrow import checkpoints
 from jaxgrow.checkpoints import CheckpointError, open_checkpoint
 from jaxgrow.checkpoints.io.checksums import seal
 from jaxgrow.cli.program import main
-from jaxgrow.extras import hf_peft as peft
 from jaxgrow.extras.commands import scores
-from jaxgrow.extras.peft import lora
 from jaxgrow.models import ViTConfig
 
 _DEEP = ("--method", "stack", "--layers", "8")
-_WIDE = ("--method", "hypercloning", "--embed", "24", "--heads", "8", "--mlp", "40")
 
 
 def command(*arguments: Any) -> None:
@@ -73,8 +70,7 @@ def model(name: str, **options: Any) -> Callable[[Path], Path]:
         (folder / "model" / "jaxgrow.json").write_text('{"operator": "save", "version": "0"}')
         (folder / "model" / "additional_chat_templates").mkdir()
         (folder / "model" / "additional_chat_templates" / "tool.jinja").write_text("{{ tools }}")
-        found = sorted((folder / "model").glob(name))
-        return found[0]
+        return min((folder / "model").glob(name))
 
     return make
 
@@ -106,8 +102,7 @@ def run_folder(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         source = open_checkpoint(saved(folder / "hf"))
         checkpoints.write(source, checkpoints.Output(folder / "run", "orbax"))
-        found = [p for p in sorted((folder / "run").glob(name)) if p.is_file()]
-        return max(found, key=lambda p: p.stat().st_size)
+        return largest(folder / "run", name)
 
     return make
 
@@ -129,8 +124,7 @@ def unfinished_run(name: str) -> Callable[[Path], Path]:
         (run / "transformers").mkdir()
         (run / "transformers" / "config.json").write_text('{"eos_token_id": 1}')
         (run / "transformers" / "tokenizer.json").write_text("{}")
-        found = [p for p in run.glob(name) if p.is_file()]
-        return max(found, key=lambda p: p.stat().st_size)
+        return largest(run, name)
 
     return make
 
@@ -186,14 +180,10 @@ def unfinished(folder: Path) -> Path:
 # --- adapters ---
 
 
-def lora_folder(name: str) -> Callable[[Path], Path]:
+def with_lora(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         saved(folder / "model")
-        how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
-        factors = lora.init_lora(how, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
-        factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
-        peft.write_peft(folder / "lora", peft.PeftAdapter(CONFIG, how, factors))
-        return folder / "lora" / name
+        return lora_folder(folder / "lora") / name
 
     return make
 
@@ -210,9 +200,8 @@ def with_data(name: str) -> Callable[[Path], Path]:
         from tokenizers import Tokenizer, models
 
         saved(folder / "model")
-        vocab = {f"{c}": i for i, c in enumerate("abcdefghijk")}
-        made = Tokenizer(models.BPE(vocab, []))
-        made.save(str(folder / "model" / "tokenizer.json"))
+        vocab = {c: i for i, c in enumerate("abcdefghijk")}
+        Tokenizer(models.BPE(vocab, [])).save(str(folder / "model" / "tokenizer.json"))
         (folder / "text.txt").write_text("abcabcabc" * 9)
         np.save(folder / "ids.npy", np.arange(64) % 11)
         return folder / name
@@ -236,15 +225,11 @@ def report(name: str) -> Callable[[Path], None]:
 
 
 def images(folder: Path) -> Path:
-    config = ViTConfig(
-        image=4, patch=2, channels=3, layers=1, embed=6, heads=2, head_dim=3, mlp=8, classes=3
-    )
-    params = tiny.params(config, 0, np.float32)
-    checkpoints.write(
-        checkpoints.Loaded(config, params), checkpoints.Output(folder / "model", "orbax")
-    )
-    shape = config.example.shape[1:]
-    np.save(folder / "images.npy", np.zeros((2, *shape), np.float32))
+    sizes = dict(image=4, patch=2, channels=3, layers=1, embed=6, heads=2, head_dim=3, mlp=8)
+    config = ViTConfig(**sizes, classes=3)
+    model = checkpoints.Loaded(config, tiny.params(config, 0, np.float32))
+    checkpoints.write(model, checkpoints.Output(folder / "model", "orbax"))
+    np.save(folder / "images.npy", np.zeros((2, *config.example.shape[1:]), np.float32))
     return folder / "images.npy"
 
 
@@ -318,8 +303,7 @@ def maxtext(name: str) -> Callable[[Path], Path]:
             tree = {"params": maxtext_params(1), "step": jax.numpy.int32(3)}
             written.save_checkpointables(3, {"items": tree})
         (folder / "names.json").write_text(json.dumps({"names": _NAMES}))
-        found = [p for p in folder.glob(name) if p.is_file()]
-        return max(found, key=lambda p: p.stat().st_size)
+        return largest(folder, name)
 
     return make
 
@@ -351,8 +335,7 @@ def _first_key(content: Any, value: str) -> None:
 
 def grow_maxtext(folder: Path) -> None:
     command("inspect", folder / "run")
-    arguments = ("--method", "hypercloning", "--embed", "16", "--heads", "8", "--kv-heads", "4")
-    command("grow", folder / "run", folder.parent / "out", *arguments, "--mlp", "20")
+    command("grow", folder / "run", folder.parent / "out", *_TRAINER[:-2])
 
 
 # --- PyTorch ---
@@ -365,11 +348,9 @@ def titan(name: str) -> Callable[[Path], Path]:
         import torch
         from torch.distributed import checkpoint
 
-        content: dict[str, Any] = {
-            path.replace("/", "."): torch.from_numpy(drawn(*shape))
-            for path, shape in titan_shapes().items()
-        }
-        content |= {"train_state.step": 3}
+        content: dict[str, Any] = {"train_state.step": 3}
+        for path, shape in titan_shapes().items():
+            content[path.replace("/", ".")] = torch.from_numpy(drawn(*shape))
         step = folder / "run" / "step-3"
         checkpoint.save(content, checkpoint_id=step, no_dist=True)
         return next(step.glob(name))
@@ -457,13 +438,9 @@ SUBJECTS: dict[str, Subject] = {
         skips=_NAMED),
     "model card": Subject(card, lambda f: grow(f / "model"), harmless=_COPIED | _OPTIONAL, skips=_NAMED),
     "template": Subject(model("additional_chat_templates/*"), lambda f: grow(f / "model"), harmless=_COPIED | _OPTIONAL),
-    "snapshot": Subject(
-        snapshot,
-        lambda f: command("inspect", f / "models--x"),
-        skips={"truncated": "the name is one word", "loop": "no link is needed", "FIFO": "the same"}
-        | {"missing": "the only snapshot is used"}
-        | _NAMED,
-    ),
+    "snapshot": Subject(snapshot, lambda f: command("inspect", f / "models--x"),
+        skips={"truncated": "the name is one word", "loop": "no link is needed",
+        "FIFO": "the same"} | {"missing": "the only snapshot is used"} | _NAMED),
     "run record": Subject(run_folder("jaxgrow.json"), read_run, skips=_NAMED),
     "run in the shell": Subject(run_folder("jaxgrow.json"), lambda f: command("inspect", f / "run"), skips=_NAMED),
     "run metadata": Subject(run_folder("params/**/_METADATA"), read_run),
@@ -475,20 +452,14 @@ SUBJECTS: dict[str, Subject] = {
     "tokenizer of a run": Subject(unfinished_run("transformers/tokenizer.json"), write_unfinished,
         harmless=_COPIED | _OPTIONAL, skips=_NAMED),
     "unfinished data": Subject(unfinished_run("checkpoints/3/models/**/d/*"), read_unfinished),
-    "replaced record": Subject(
-        overwritten("jaxgrow.json"),
-        replace_old,
-        harmless=dict.fromkeys(
-            ("missing", "link", "truncated", "wrong type", "nested", "pickle", "too large"),
-            "without a record, it is still a checkpoint of Hugging Face",
-        ),
-        skips=_NAMED,
-    ),
+    "replaced record": Subject(overwritten("jaxgrow.json"), replace_old,
+        harmless=dict.fromkeys(("missing", "link", "truncated", "wrong type", "nested", "pickle", "too large"),
+        "without a record, it is still a checkpoint of Hugging Face"), skips=_NAMED),
     "replaced config": Subject(overwritten_download, replace_old, skips=_NAMED),
     "unfinished": Subject(unfinished, lambda f: command("grow", f / "model", f / "new", *_DEEP),
         harmless=dict.fromkeys(ALL, "a folder that is not ours is left alone")),
-    "LoRA config": Subject(lora_folder("adapter_config.json"), grow_lora, skips=_NAMED),
-    "LoRA weights": Subject(lora_folder("adapter_model.safetensors"), grow_lora, skips=_NAMED),
+    "LoRA config": Subject(with_lora("adapter_config.json"), grow_lora, skips=_NAMED),
+    "LoRA weights": Subject(with_lora("adapter_model.safetensors"), grow_lora, skips=_NAMED),
     "tokenizer": Subject(with_data("model/tokenizer.json"), report("text.txt"), skips=_NAMED),
     "another tokenizer": Subject(two_tokenizers, lambda f: command("report", f / "model", f / "other"),
         harmless=dict.fromkeys(ALL, "without a tokenizer there is no note"), skips=_NAMED),
@@ -532,94 +503,65 @@ _NEW = "it writes into the new folder, which this process made, or checks what i
 _WORK = "the work folder has a random name and mode 0700, and this process made it"
 _CALLER = "it gets a checked path; its callers are attacked"
 
-ROWS: dict[str, Row] = {
-    "jaxgrow/checkpoints/writing.py::_history": attacked("record"),
-    "jaxgrow/checkpoints/opening.py::_is_huggingface": attacked("config"),
-    "jaxgrow/extras/hub_cache.py::find_snapshot": attacked("snapshot"),
-    "jaxgrow/checkpoints/writing.py::write": attacked("tokenizer beside", "template", "tokenizer of a run"),
-    "jaxgrow/extras/hf_peft/reading.py::read_peft": attacked("LoRA config", "LoRA weights"),
-    "jaxgrow/extras/hf_peft/peft_settings.py::PeftSettings.__init__": attacked("LoRA config"),
-    "jaxgrow/checkpoints/hf/storage.py::HuggingFace.__init__": attacked("config"),
-    "jaxgrow/checkpoints/io/checksums.py::damage": attacked("run checksums"),
-    "jaxgrow/checkpoints/io/checksums.py::seal": ours(_NEW),
-    "jaxgrow/checkpoints/io/checksums.py::sha256": attacked("run data"),
-    "jaxgrow/checkpoints/io/files.py::files_to_copy": attacked("tokenizer beside", "template"),
-    "jaxgrow/checkpoints/io/files.py::inside": attacked("config", "index"),
-    "jaxgrow/checkpoints/io/files.py::read_json": attacked("config", "index", "names"),
-    "jaxgrow/checkpoints/io/files.py::write_json": ours(_NEW),
-    "jaxgrow/checkpoints/io/folders.py::lock_file": ours(_WORK),
-    "jaxgrow/checkpoints/io/folders.py::atomic_file": ours("a new file with a random name"),
-    "jaxgrow/checkpoints/io/folders.py::_no_others": attacked("unfinished"),
-    "jaxgrow/checkpoints/io/folders.py::_place": ours(_WORK),
-    "jaxgrow/checkpoints/io/folders.py::_remove": ours(_WORK),
-    "jaxgrow/checkpoints/io/folders.py::_to_sync": ours(_NEW),
-    "jaxgrow/checkpoints/io/folders.py::sync_folder": ours(_NEW),
-    "jaxgrow/extras/other_content.py::_hugging_face": attacked("replaced config"),
-    "jaxgrow/extras/other_content.py::_record": attacked("replaced record"),
-    "jaxgrow/checkpoints/io/safetensors.py::Tensor._at": attacked("weights", "shard"),
-    "jaxgrow/checkpoints/io/safetensors.py::read_header": attacked("weights", "shard", "scores"),
-    "jaxgrow/checkpoints/io/safetensors.py::indexed_files": attacked("index", "shard"),
-    "jaxgrow/checkpoints/io/safetensors.py::read_tensors": attacked("weights", "index", "shard"),
-    "jaxgrow/checkpoints/io/safetensors.py::write_file": ours(_NEW),
-    "jaxgrow/checkpoints/orbax.py::Orbax.__init__": attacked("run record", "run metadata"),
-    "jaxgrow/checkpoints/orbax.py::Orbax._handed_over": attacked("run for transformers"),
-    "jaxgrow/checkpoints/orbax.py::Orbax._stored": attacked("run data"),
-    "jaxgrow/extras/run_checkpoint.py::RunCheckpoint.__init__": attacked("unfinished run", "unfinished data"),
-    "jaxgrow/extras/run_checkpoint.py::RunCheckpoint.accepts": attacked("unfinished run"),
-    "jaxgrow/checkpoints/orbax.py::_delete_unfinished": ours(
-        "it deletes only folders with the prefix and the token of an export, no links"
-    ),
-    "jaxgrow/checkpoints/orbax.py::_move_export": ours("it moves what this process wrote and sealed"),
-    "jaxgrow/checkpoints/orbax.py::export_model": ours("it writes into the folder of a run"),
-    "jaxgrow/checkpoints/orbax.py::write_orbax": ours(_NEW),
-    "jaxgrow/checkpoints/io/folders.py::_locked": ours(_WORK),
-    "jaxgrow/extras/commands/card.py::_front_matter": attacked("model card"),
-    "jaxgrow/extras/commands/suggest.py::marked_measurements": ours("it reads a file of this package"),
-    "jaxgrow/extras/commands/show.py::run_show": ours("it writes the picture that the user named"),
-    "jaxgrow/extras/commands/model_inputs.py::_open_array": attacked("ids", "images"),
-    "jaxgrow/extras/commands/model_inputs.py::_tokenised_text": attacked("text", "tokenizer"),
-    "jaxgrow/extras/commands/tokenizer_files.py::tokens_of": attacked("another tokenizer"),
-    "jaxgrow/extras/commands/vocabulary.py::_read_chosen": attacked("kept tokens", "similar tokens"),
-    "jaxgrow/extras/commands/vocabulary.py::_renumber_special": attacked("generation settings"),
-    "jaxgrow/cli/program.py::main": ours("it opens /dev/null"),
-    "jaxgrow/extras/integrations/command.py::_is_ours": attacked("run in the shell"),
-    "jaxgrow/extras/integrations/command.py::open_run": attacked("names"),
-    "jaxgrow/extras/integrations/trees.py::EasydelTree.__init__": attacked("EasyDeL index"),
-    "jaxgrow/extras/integrations/trees.py::EasydelWriter._describe": attacked("EasyDeL index"),
-    "jaxgrow/extras/integrations/copying.py::_copy_inside": attacked("EasyDeL beside"),
-    "jaxgrow/extras/integrations/formats.py::from_file": attacked("names"),
-    "jaxgrow/extras/integrations/trees.py::LevanterTree.__init__": attacked("levanter manifest"),
-    "jaxgrow/extras/integrations/trees.py::LevanterWriter._describe": attacked("levanter manifest"),
-    "jaxgrow/extras/integrations/torch_optimizer.py::read_safetensors": attacked("optimizer tensors"),
-    "jaxgrow/extras/integrations/command.py::grow_folder": ours(_NEW),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.__init__": attacked("Orbax metadata"),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._check_files": attacked("EasyDeL chunk"),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._all_described": attacked("EasyDeL index"),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree._described": attacked("Orbax data", "EasyDeL array"),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.file": attacked("Orbax metadata", "EasyDeL index"),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.open": attacked("Orbax data", "EasyDeL array", "EasyDeL index",
-        "levanter data"),
-    "jaxgrow/extras/integrations/orbax_tree.py::OrbaxTree.read": attacked("Orbax data", "EasyDeL chunk", "levanter data"),
-    "jaxgrow/extras/integrations/orbax_tree.py::Writer._describe_arrays": attacked("Orbax array metadata", "Orbax sharding"),
-    "jaxgrow/extras/integrations/orbax_tree.py::Writer.write": attacked("EasyDeL index", "Orbax metadata"),
-    "jaxgrow/extras/integrations/orbax_tree.py::_spec": attacked("EasyDeL index", "Orbax metadata"),
-    "jaxgrow/extras/integrations/orbax_tree.py::Writer._describe": ours(_NEW),
-    "jaxgrow/extras/integrations/torch_optimizer.py::find_optimizer": attacked("optimizer"),
-    "jaxgrow/extras/integrations/orbax_tree.py::database": attacked("levanter database"),
-    "jaxgrow/extras/integrations/torch_optimizer.py::parameter_groups": ours(
-        "transformers reads the config.json that was checked before, without its code"
-    ),
-    "jaxgrow/extras/integrations/torch_optimizer.py::read_optimizer": attacked("optimizer"),
-    "jaxgrow/extras/integrations/torch_optimizer.py::write_optimizer": ours(_NEW),
-    "jaxgrow/extras/integrations/torch_reader.py::load_entries": attacked("DCP data"),
-    "jaxgrow/extras/integrations/torch_reader.py::open_reader": attacked("DCP metadata"),
-    "jaxgrow/extras/integrations/torch_reader.py::read_metadata": attacked("DCP metadata"),
-    "jaxgrow/extras/integrations/torch_reader.py::save_entries": ours(_NEW),
-    "jaxgrow/extras/integrations/torch_tree.py::TorchWriter._merge": ours(_NEW),
-    "jaxgrow/untrusted.py::CheckedPath.open": attacked("config"),
-    "jaxgrow/untrusted.py::copy_file": attacked("tokenizer beside", "template", "EasyDeL beside", "trainer state"),
-    "jaxgrow/untrusted.py::open_regular": ours(_CALLER),
+ROWS: dict[str, dict[str, Row]] = {
+    "jaxgrow/checkpoints/writing.py": {"_history": attacked("record"),
+        "write": attacked("tokenizer beside", "template", "tokenizer of a run")},
+    "jaxgrow/checkpoints/opening.py": {"_is_huggingface": attacked("config")},
+    "jaxgrow/extras/hub_cache.py": {"find_snapshot": attacked("snapshot")},
+    "jaxgrow/extras/hf_peft/reading.py": {"read_peft": attacked("LoRA config", "LoRA weights")},
+    "jaxgrow/extras/hf_peft/peft_settings.py": {"PeftSettings.__init__": attacked("LoRA config")},
+    "jaxgrow/checkpoints/hf/storage.py": {"HuggingFace.__init__": attacked("config")},
+    "jaxgrow/checkpoints/io/checksums.py": {"damage": attacked("run checksums"), "seal": ours(_NEW),
+        "sha256": attacked("run data")},
+    "jaxgrow/checkpoints/io/files.py": {"files_to_copy": attacked("tokenizer beside", "template"),
+        "inside": attacked("config", "index"), "read_json": attacked("config", "index", "names"),
+        "write_json": ours(_NEW)},
+    "jaxgrow/checkpoints/io/folders.py": {"lock_file _place _remove _locked": ours(_WORK),
+        "atomic_file": ours("a new file with a random name"), "_no_others": attacked("unfinished"),
+        "_to_sync sync_folder": ours(_NEW)},
+    "jaxgrow/extras/other_content.py": {"_hugging_face": attacked("replaced config"), "_record": attacked("replaced record")},
+    "jaxgrow/checkpoints/io/safetensors.py": {"Tensor._at": attacked("weights", "shard"),
+        "read_header": attacked("weights", "shard", "scores"), "indexed_files": attacked("index", "shard"),
+        "read_tensors": attacked("weights", "index", "shard"), "write_file": ours(_NEW)},
+    "jaxgrow/checkpoints/orbax.py": {"Orbax.__init__": attacked("run record", "run metadata"),
+        "Orbax._handed_over": attacked("run for transformers"), "Orbax._stored": attacked("run data"),
+        "_delete_unfinished": ours("it deletes only folders with the prefix and the token of an export, no links"),
+        "_move_export": ours("it moves what this process wrote and sealed"),
+        "export_model": ours("it writes into the folder of a run"), "write_orbax": ours(_NEW)},
+    "jaxgrow/extras/run_checkpoint.py": {"RunCheckpoint.__init__": attacked("unfinished run", "unfinished data"),
+        "RunCheckpoint.accepts": attacked("unfinished run")},
+    "jaxgrow/extras/commands/card.py": {"_front_matter": attacked("model card")},
+    "jaxgrow/extras/commands/suggest.py": {"marked_measurements": ours("it reads a file of this package")},
+    "jaxgrow/extras/commands/show.py": {"run_show": ours("it writes the picture that the user named")},
+    "jaxgrow/extras/commands/model_inputs.py": {"_open_array": attacked("ids", "images"),
+        "_tokenised_text": attacked("text", "tokenizer")},
+    "jaxgrow/extras/commands/tokenizer_files.py": {"tokens_of": attacked("another tokenizer")},
+    "jaxgrow/extras/commands/vocabulary.py": {"_read_chosen": attacked("kept tokens", "similar tokens"),
+        "_renumber_special": attacked("generation settings")},
+    "jaxgrow/cli/program.py": {"main": ours("it opens /dev/null")},
+    "jaxgrow/extras/integrations/command.py": {"_is_ours": attacked("run in the shell"), "open_run": attacked("names"),
+        "grow_folder": ours(_NEW)},
+    "jaxgrow/extras/integrations/trees.py": {"EasydelTree.__init__ EasydelWriter._describe": attacked("EasyDeL index"),
+        "LevanterTree.__init__ LevanterWriter._describe": attacked("levanter manifest")},
+    "jaxgrow/extras/integrations/copying.py": {"_copy_inside": attacked("EasyDeL beside")},
+    "jaxgrow/extras/integrations/formats.py": {"from_file": attacked("names")},
+    "jaxgrow/extras/integrations/torch_optimizer.py": {"read_safetensors": attacked("optimizer tensors"),
+        "find_optimizer read_optimizer": attacked("optimizer"),
+        "parameter_groups": ours("transformers reads the config.json that was checked before, without its code"),
+        "write_optimizer": ours(_NEW)},
+    "jaxgrow/extras/integrations/orbax_tree.py": {"OrbaxTree.__init__": attacked("Orbax metadata"),
+        "OrbaxTree._check_files": attacked("EasyDeL chunk"), "OrbaxTree._all_described": attacked("EasyDeL index"),
+        "OrbaxTree._described": attacked("Orbax data", "EasyDeL array"),
+        "OrbaxTree.file": attacked("Orbax metadata", "EasyDeL index"),
+        "OrbaxTree.open": attacked("Orbax data", "EasyDeL array", "EasyDeL index", "levanter data"),
+        "OrbaxTree.read": attacked("Orbax data", "EasyDeL chunk", "levanter data"),
+        "Writer._describe_arrays": attacked("Orbax array metadata", "Orbax sharding"),
+        "Writer.write _spec": attacked("EasyDeL index", "Orbax metadata"), "Writer._describe": ours(_NEW),
+        "database": attacked("levanter database")},
+    "jaxgrow/extras/integrations/torch_reader.py": {"load_entries": attacked("DCP data"),
+        "open_reader read_metadata": attacked("DCP metadata"), "save_entries": ours(_NEW)},
+    "jaxgrow/extras/integrations/torch_tree.py": {"TorchWriter._merge": ours(_NEW)},
+    "jaxgrow/untrusted.py": {"CheckedPath.open": attacked("config"),
+        "copy_file": attacked("tokenizer beside", "template", "EasyDeL beside", "trainer state"),
+        "open_regular": ours(_CALLER)},
 }  # fmt: skip
-
-# The number of rows that still need a subject.
-OPEN = 0
