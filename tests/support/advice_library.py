@@ -116,6 +116,7 @@ MAKERS = {
     "reading": _model(FAMILIES["gpt2"], reads=True),
     "lora": gpt2.lora_folder,
     "old": _model(FAMILIES["gpt2"]),
+    "bare": _model(FAMILIES["gpt2"]),
     "adapted": _adapted,
     "orbax": _orbax,
     "ids": _ids,

@@ -566,7 +566,7 @@ def config(file: Path) -> Path:
 ASK = "train.generate {reading} --prompt ab --max-new 2"
 PRETRAIN = "train.pretrain {config} --workdir {new}"
 COMMANDS = [
-    cli("nor vocab.json and merges.txt", ASK.replace("reading", "old"), "--tokenizer bytes"),
+    cli("nor vocab.json and merges.txt", ASK.replace("reading", "bare"), "--tokenizer bytes"),
     cli("--samples is {a.samples}", f"{ASK} --samples 0", values_of(r"at least (\d)", "--samples")),
     cli("without --temperature gives", f"{ASK} --samples 2", values_of(r"such as (\d)", "--temperature")),
     cli("remove its beginning with --cut", f"{ASK.replace('ab', 'a' * 30)}", "--cut"),
