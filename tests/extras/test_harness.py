@@ -34,34 +34,33 @@ PAIRS = [
     {"sentence_good": f"{a} is here", "sentence_bad": f"{a} are here", "UID": "x"} for a in PIECES
 ]
 PASSAGES = [
-    {"text": f"one two {a} and then {b}"} for a, b in zip(PIECES, reversed(PIECES), strict=True)
+    {"text": f"one two {a} and then {b}"} for a, b in zip(PIECES, PIECES[::-1], strict=True)
 ]
 GOALS = [{"goal": f"Open {a}", "sol1": "pull hard", "sol2": f"push {a}"} for a in PIECES]
 SWAGS = [
-    {
-        "activity_label": "Run",
-        "ctx_a": f"A man [x] runs {a}.",
-        "ctx_b": "he",
-        "ctx": f"A man [x] runs {a}. he",
-    }
-    | {"endings": [a, f"{a} [title] up", "stops", "flies"], "label": i % 4}
+    {"activity_label": "Run", "ctx_a": f"A man [x] runs {a}.", "ctx_b": "he"}
+    | {"ctx": f"A man [x] runs {a}. he", "endings": [a, f"{a} [title] up", "stops", "flies"]}
+    | {"label": i % 4}
     for i, a in enumerate(PIECES)
 ]
-CHOICES = [{"text": ["so", a, "because"], "label": ["A", "B", "C"]} for a in PIECES]
+CHOICES = [["so", a, "because"] for a in PIECES]
+LABELS = ["A", "B", "C"]
+OPTIONS = [
+    [{"text": text, "label": label} for text, label in zip(choices, LABELS, strict=True)]
+    for choices in CHOICES
+]
+ASKED = [
+    {"question": {"stem": f"Why {a}?", "choices": options}, "answerKey": "B"}
+    for a, options in zip(PIECES, OPTIONS, strict=True)
+]
 PAGES = [
     " \n = Robert Boulter = \n \n Robert Boulter is an English actor , known for 1 @,@ 000 plays . \n \n = = Career = = \n"
     ' \n He said " it \'s late " ( twice ) . \n \n',
     " = Du Fu = \n \n Du Fu was a poet : one of the Tang dynasty 's . \n = = = Works = = = \n",
 ]
 BLIMP = ("npi_present_1", "wh_island")
-TASKS = [
-    "lambada_openai",
-    *(f"blimp_{name}" for name in BLIMP),
-    "piqa",
-    "hellaswag",
-    "arc_easy",
-    "wikitext",
-]
+PARTS = [f"blimp_{name}" for name in BLIMP]
+TASKS = ["lambada_openai", *PARTS, "piqa", "hellaswag", "arc_easy", "wikitext"]
 
 
 def lines(path, records):
@@ -74,20 +73,12 @@ def published(folder):
     lines(folder / "lambada_test.jsonl", PASSAGES)
     for name in BLIMP:
         lines(folder / "blimp" / f"{name}.jsonl", PAIRS)
-    lines(folder / "piqa" / "valid.jsonl", GOALS)
-    (folder / "piqa" / "valid-labels.lst").write_text("0\n1\n" * 4)
-    lines(folder / "piqa" / "train.jsonl", GOALS[:4])
-    (folder / "piqa" / "train-labels.lst").write_text("1\n0\n" * 2)
+    lines(folder / "piqa/valid.jsonl", GOALS)
+    (folder / "piqa/valid-labels.lst").write_text("0\n1\n" * 4)
+    lines(folder / "piqa/train.jsonl", GOALS[:4])
+    (folder / "piqa/train-labels.lst").write_text("1\n0\n" * 2)
     lines(folder / "hellaswag_val.jsonl", SWAGS)
-    options = [[{"text": t, "label": k} for t, k in zip(*c.values(), strict=True)] for c in CHOICES]
-    asked = [
-        {"question": {"stem": f"Why {a}?", "choices": o}}
-        for a, o in zip(PIECES, options, strict=True)
-    ]
-    lines(
-        folder / "arc_easy" / "ARC-Easy-Test.jsonl",
-        [record | {"answerKey": "B"} for record in asked],
-    )
+    lines(folder / "arc_easy/ARC-Easy-Test.jsonl", ASKED)
     (folder / "wikitext2").mkdir()
     (folder / "wikitext2" / "wiki.test.raw").write_text("".join(PAGES))
     return folder
@@ -95,45 +86,28 @@ def published(folder):
 
 def of_the_hub(folder):
     """Write copies of the datasets on the Hugging Face hub."""
-    lines(folder / "EleutherAI" / "lambada_openai" / "test.jsonl", PASSAGES)
-    configs = "".join(
-        f"- config_name: {name}\n  data_files:\n  - split: train\n    path: {name}/train.jsonl\n"
-        for name in BLIMP
-    )
-    (folder / "nyu-mll" / "blimp").mkdir(parents=True)
-    (folder / "nyu-mll" / "blimp" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
-    for name in BLIMP:
-        lines(folder / "nyu-mll" / "blimp" / name / "train.jsonl", PAIRS)
-    lines(
-        folder / "baber" / "piqa" / "validation.jsonl",
-        [g | {"label": i % 2} for i, g in enumerate(GOALS)],
-    )
-    lines(
-        folder / "baber" / "piqa" / "train.jsonl",
-        [g | {"label": 1 - i % 2} for i, g in enumerate(GOALS[:4])],
-    )
-    lines(
-        folder / "Rowan" / "hellaswag" / "validation.jsonl",
-        [s | {"label": str(s["label"])} for s in SWAGS],
-    )
+    lines(folder / "EleutherAI/lambada_openai/test.jsonl", PASSAGES)
+    piqa = folder / "baber/piqa"
+    lines(piqa / "validation.jsonl", [g | {"label": i % 2} for i, g in enumerate(GOALS)])
+    lines(piqa / "train.jsonl", [g | {"label": 1 - i % 2} for i, g in enumerate(GOALS[:4])])
+    swags = [s | {"label": str(s["label"])} for s in SWAGS]
+    lines(folder / "Rowan/hellaswag/validation.jsonl", swags)
     asked = [
-        {"question": f"Why {a}?", "choices": c, "answerKey": "B"}
-        for a, c in zip(PIECES, CHOICES, strict=True)
+        {"question": f"Why {a}?", "choices": {"text": texts, "label": LABELS}, "answerKey": "B"}
+        for a, texts in zip(PIECES, CHOICES, strict=True)
     ]
-    for name, split, records in (
-        ("allenai/ai2_arc/ARC-Easy", "test", asked),
-        (
-            "EleutherAI/wikitext_document_level/wikitext-2-raw-v1",
-            "test",
-            [{"page": PAGES[0].removesuffix("\n")}, {"page": PAGES[1]}],
-        ),
+    pages = [{"page": PAGES[0].removesuffix("\n")}, {"page": PAGES[1]}]
+    for name, split, parts, records in (
+        ("nyu-mll/blimp", "train", BLIMP, PAIRS),
+        ("allenai/ai2_arc", "test", ["ARC-Easy"], asked),
+        ("EleutherAI/wikitext_document_level", "test", ["wikitext-2-raw-v1"], pages),
     ):
-        path = folder / name
-        lines(path / f"{split}.jsonl", records)
-        files = f"  data_files:\n  - split: {split}\n    path: {path.name}/{split}.jsonl\n"
-        (path.parent / "README.md").write_text(
-            f"---\nconfigs:\n- config_name: {path.name}\n{files}---\n"
-        )
+        card = "---\nconfigs:\n"
+        for part in parts:
+            file = f"{part}/{split}.jsonl"
+            lines(folder / name / file, records)
+            card += f"- config_name: {part}\n  data_files:\n  - {{split: {split}, path: {file}}}\n"
+        (folder / name / "README.md").write_text(f"{card}---\n")
     return folder
 
 
@@ -144,9 +118,8 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("harness")
     published(folder / "files")
     of_the_hub(folder / "hub")
-    config = hf.GPT2Config(
-        vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3
-    )
+    sizes = dict(vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2)
+    config = hf.GPT2Config(**sizes, initializer_range=0.3)
     torch.manual_seed(0)
     hf.GPT2LMHeadModel(config).save_pretrained(folder / "model")
     load_tokenizer("bytes").save(str(folder / "model" / "tokenizer.json"))
@@ -155,25 +128,24 @@ def home(tmp_path_factory):
     return folder
 
 
-def of_hflm(home, monkeypatch, tasks, **settings):
-    """Return the harness's own scores on copies of the hub's datasets."""
+def hflm(home):
+    """Return the harness's own model."""
     hf = pytest.importorskip("transformers")
     from lm_eval.models.huggingface import HFLM
 
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
     model = hf.AutoModelForCausalLM.from_pretrained(home / "model")
-    theirs = HFLM(
-        model,
-        tokenizer=hf.AutoTokenizer.from_pretrained(home / "model"),
-        device="cpu",
-        batch_size=8,
-    )
+    tokenizer = hf.AutoTokenizer.from_pretrained(home / "model")
+    return HFLM(model, tokenizer=tokenizer, device="cpu", batch_size=8)
+
+
+def of_hflm(home, monkeypatch, tasks, **settings):
+    """Return the harness's own scores on copies of the hub's datasets."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     loaded = Benchmarks(home / "hub", few_shot=settings.get("num_fewshot")).load(tasks)
-    every = [task for tasks in loaded.values() for task in tasks]
     found = lm_eval.simple_evaluate(
-        theirs,
-        tasks=every,
+        hflm(home),
+        tasks=[task for tasks in loaded.values() for task in tasks],
         task_manager=benchmarks._manager(None),  # a new one would search for all tasks, for 10 s
         bootstrap_iters=BOOTSTRAP,
         **settings,
@@ -182,10 +154,7 @@ def of_hflm(home, monkeypatch, tasks, **settings):
 
 
 def assert_same(ours, theirs, tasks):
-    """Check that accuracies are equal and other scores agree within a tolerance.
-
-    Perplexities are compared by their logarithms.
-    """
+    """Check that accuracies are equal and other scores, or logarithms of perplexities, agree."""
     for task in tasks:
         for metric, value in theirs[task].items():
             if not metric.endswith(",none") or isinstance(value, str):
@@ -194,9 +163,8 @@ def assert_same(ours, theirs, tasks):
             if "perplexity" in metric and "stderr" not in metric:
                 assert math.log(found) == pytest.approx(math.log(value), rel=1e-5), (task, metric)
             else:
-                assert found == (
-                    value if metric.startswith("acc") else pytest.approx(value, rel=1e-3)
-                ), (task, metric)
+                close = value if metric.startswith("acc") else pytest.approx(value, rel=1e-3)
+                assert found == close, (task, metric)
 
 
 def test_numbers_on_published_files_are_those_of_the_harness(home, monkeypatch):
@@ -219,33 +187,18 @@ def test_few_shots_come_from_the_training_split(home, monkeypatch):
 
 
 def test_log_likelihoods_are_those_of_the_harness(home):
-    hf = pytest.importorskip("transformers")
-    from lm_eval.models.huggingface import HFLM
-
     from train.extras.evaluation.harness import Harness
 
-    model = hf.AutoModelForCausalLM.from_pretrained(home / "model")
-    theirs = HFLM(model, tokenizer=hf.AutoTokenizer.from_pretrained(home / "model"), device="cpu")
-    pairs = [
-        ("one two", " three"),
-        ("", "the end"),
-        ("a ", "b"),
-        ("x" * 100, " the end"),
-        ("", "y" * 64),
-    ]
+    ours, theirs = Harness(home / "model"), hflm(home)
+    pairs = [("one two", " three"), ("", "the end"), ("a ", "b"), ("x" * 100, " the end")]
+    pairs.append(("", "y" * 64))
     asked = [SimpleNamespace(args=pair, arguments=pair) for pair in pairs]
-    ours = Harness(home / "model")
-    for (a, greedy), (b, likeliest) in zip(
-        ours.loglikelihood(asked), theirs.loglikelihood(asked), strict=True
-    ):
+    found = zip(ours.loglikelihood(asked), theirs.loglikelihood(asked), strict=True)
+    for (a, greedy), (b, likeliest) in found:
         assert a == pytest.approx(b, rel=1e-5) and greedy == likeliest
     texts = [SimpleNamespace(args=(text,)) for text in ("short", "long text " * 30)]
-    assert ours.loglikelihood_rolling(texts) == pytest.approx(
-        theirs.loglikelihood_rolling(texts), rel=1e-5
-    )
-
-
-# --- the command ---
+    expected = pytest.approx(theirs.loglikelihood_rolling(texts), rel=1e-5)
+    assert ours.loglikelihood_rolling(texts) == expected
 
 
 def test_the_command_prints_metrics_with_their_errors(home, monkeypatch, capsys):
@@ -254,13 +207,9 @@ def test_the_command_prints_metrics_with_their_errors(home, monkeypatch, capsys)
     monkeypatch.setattr(sys, "argv", ["evaluate", str(home / "model"), *arguments])
     command.main()
     said, found = capsys.readouterr().out, json.loads(out.read_text())["tasks"]
-    assert (
-        f"{found['piqa']['acc']:.4f}" in said and "acc stderr" in said and "bits per byte" in said
-    )
-    assert found["wikitext2"]["files"] == [str(home / "files" / "wikitext2" / "wiki.test.raw")]
-
-
-PARTS = ("blimp_npi_present_1", "blimp_wh_island")
+    for text in (f"{found['piqa']['acc']:.4f}", "acc stderr", "bits per byte"):
+        assert text in said
+    assert found["wikitext2"]["files"] == [str(home / "files/wikitext2/wiki.test.raw")]
 
 
 @pytest.fixture(scope="module")
@@ -269,9 +218,8 @@ def own(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     lines(folder / "mine.jsonl", PAIRS)
     (folder / "mine.yaml").write_text(
-        "task: mine\ndataset_path: json\ndataset_kwargs: {data_files: {test: "
-        + str(folder / "mine.jsonl")
-        + "}}\n"
+        "task: mine\ndataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{test: {folder / 'mine.jsonl'}}}}}\n"
         "test_split: test\noutput_type: multiple_choice\ndoc_to_text: ''\ndoc_to_target: 0\n"
         "doc_to_choice: '{{[sentence_good, sentence_bad]}}'\nmetric_list: [{metric: acc}]\n"
     )
@@ -285,12 +233,12 @@ def own(tmp_path_factory):
 
 def test_a_task_of_the_users_own_is_run(home, own):
     model = open_text_model(home / "model")
-    [mine] = Benchmarks(include=own).run(model, ["mine"]).values()
-    [blimp] = Benchmarks(home / "files").run(model, ["blimp_wh_island"]).values()
-    assert mine["acc"] == blimp["acc"]
-    assert (
-        Benchmarks(home / "files", include=own).run(model, ["mine"])["mine"]["acc"] == mine["acc"]
-    )
+
+    def accuracy(task, *given, **settings):
+        return Benchmarks(*given, **settings).run(model, [task])[task]["acc"]
+
+    blimp = accuracy("blimp_wh_island", home / "files")
+    assert accuracy("mine", include=own) == accuracy("mine", home / "files", include=own) == blimp
 
 
 def test_a_group_may_have_groups(home, own):
@@ -307,17 +255,17 @@ def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
     orbax.export_model(tmp_path / "bert", config, jax.tree.map(lambda x: 8 * x, runs.fresh(config)))
     load_tokenizer("bytes").save(str(tmp_path / "bert" / "tokenizer.json"))
     model = open_text_model(tmp_path / "bert")
-    scorer = Scorer(model)
-    sentences = [[f" {pair[name]}" for name in ("sentence_good", "sentence_bad")] for pair in PAIRS]
-    scores = scorer([scorer.after([], scorer.encode(text)) for pair in sentences for text in pair])
-    right = [scores[i].loss < scores[i + 1].loss for i in range(0, len(scores), 2)]
-    [found] = Benchmarks(home / "files").run(model, ["blimp_wh_island"]).values()
+    scorer, tasks = Scorer(model), Benchmarks(home / "files")
+
+    def scores(name):
+        return scorer([scorer.after([], scorer.encode(f" {pair[name]}")) for pair in PAIRS])
+
+    pairs = zip(scores("sentence_good"), scores("sentence_bad"), strict=True)
+    right = [good.loss < bad.loss for good, bad in pairs]
+    found = tasks.run(model, ["blimp_wh_island"])["blimp_wh_island"]
     assert found["acc"] == sum(right) / len(right)
     with pytest.raises(UserError, match="a masked model has no perplexity of running text"):
-        Benchmarks(home / "files").run(model, ["wikitext"])
-
-
-# --- generation ---
+        tasks.run(model, ["wikitext"])
 
 
 def test_it_generates_until_a_text(home):
@@ -328,9 +276,8 @@ def test_it_generates_until_a_text(home):
     harness = Harness(home / "model")
 
     def generated(**settings):
-        return harness.generate_until(
-            [Instance("generate_until", {}, ("one two", {"max_gen_toks": 8} | settings), 0)]
-        )[0]
+        asked = ("one two", {"max_gen_toks": 8} | settings)
+        return harness.generate_until([Instance("generate_until", {}, asked, 0)])[0]
 
     whole = generated()
     [tokens] = generate(*load(home / "model"), [list(b"one two")], max_new=8, end=0)
@@ -339,22 +286,20 @@ def test_it_generates_until_a_text(home):
     assert generated(do_sample=True, temperature=1e-6) == whole
 
 
-# --- errors ---
-
-
-@pytest.mark.parametrize(
-    ("task", "settings", "says"),
-    [
+def test_tasks_that_cannot_be_run_are_refused(home):
+    for task, settings, says in (
         ("sudoku", {}, "there is no task 'sudoku'"),
-        ("arc_challenge", {}, r"arc_challenge needs ARC-Challenge-Test.jsonl or .* in .*ai2_arc or .*, or a copy"),
-        ("sciq", {}, "sciq needs a copy of the dataset allenai/sciq at .*allenai/sciq; put it there"),
+        (
+            "arc_challenge",
+            {},
+            r"needs ARC-Challenge-Test.jsonl or .* in .*ai2_arc or .*, or a copy",
+        ),
+        ("sciq", {}, "sciq needs a copy of the dataset allenai/sciq at .*allenai/sciq; put it"),
         ("piqa", {"few_shot": -1}, "--few-shot is -1, less than 0"),
         ("piqa", {"limit": 0}, "--limit is 0, less than 1"),
-    ],
-)  # fmt: skip
-def test_tasks_that_cannot_be_run_are_refused(home, task, settings, says):
-    with pytest.raises(UserError, match=says):
-        Benchmarks(home / "files", **settings).load([task])
+    ):
+        with pytest.raises(UserError, match=says):
+            Benchmarks(home / "files", **settings).load([task])
 
 
 @pytest.mark.parametrize(("task", "name", "content", "says"), [
@@ -363,6 +308,7 @@ def test_tasks_that_cannot_be_run_are_refused(home, task, settings, says):
     ("lambada_openai", "lambada_test.jsonl", '{"text": "one"}', "line 1 is a single word"),
     ("piqa", "valid.jsonl", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}', "the label is 2, not 0 or 1"),
     ("hellaswag", "hellaswag_val.jsonl", json.dumps(SWAGS[0] | {"label": 4}), "the label is '4', but there are 4"),
+    ("arc_easy", "ARC-Easy-Test.jsonl", json.dumps(ASKED[0] | {"answerKey": "D"}), "the answer is 'D', but the choices are"),
     ("blimp_wh_island", "wh_island.jsonl", "", "has no records"),
 ])  # fmt: skip
 def test_damaged_files_are_named(tmp_path, task, name, content, says):

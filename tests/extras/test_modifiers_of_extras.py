@@ -1,8 +1,4 @@
-"""Ramped residual branches, short contexts, and the re-warm-up of new entries.
-
-Ramps start at zero and end with the plain program. Windows of samples train and cost the same as
-separate short samples. The learning rate of new entries is that of their age.
-"""
+"""Ramped residual branches, short contexts, and the re-warm-up of new entries."""
 
 from dataclasses import replace
 from functools import partial
@@ -35,11 +31,18 @@ from train.step.inputs import step_plans
 from train.step.parallel import mapped
 from train.step.step import StepInputs, gradients, train_step
 
-# --- ramps of the scale of new layers ---
-
-
 OPTIM = Optim(warmup=1)
 SETTING = PhaseStart({}, 0, 8, 1, 0)
+TOKENS = np.random.default_rng(0).integers(0, 256, (8, runs.MODEL.context + 1)).astype(np.int32)
+BATCH = next_tokens(TOKENS)
+TX = transformation(Optim())
+REWARM = TrainStage(0.5, warmup=0, modifiers=(Rewarm(peak=2.0, steps=2),))
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def loss_and_gradients(config, params, batch, modifier=None, inputs=None):
+    pairs, rows = [(modifier, inputs)] if modifier else [], np.arange(len(batch[0]))
+    return gradients(TrainState(params, None, config), batch, rows, np.uint32(0), 1, pairs)
 
 
 def given(steps, at):
@@ -52,42 +55,25 @@ def test_the_branches_of_each_layer_by_hand():
     """ProRes uses ``min(1, t / (T l))``; a layer with 0 steps has scale 1 from the start."""
     at = given((4, 8, 12, 0), 6)
     np.testing.assert_allclose(at.inputs.scale, [1, 6 / 8, 6 / 12, 1])
-    assert (
-        at.inputs.layers is None
-        and at.inputs.scaling == "sublayer"
-        and at.layers is None
-        and at.flops == 0
-    )
+    assert (at.inputs.layers, at.inputs.scaling) == (None, "sublayer")
+    assert (at.layers, at.flops) == (None, 0)
     np.testing.assert_allclose(given((4, 8, 12, 0), 0).inputs.scale, [0, 0, 0, 1])
     assert given((4, 8, 12, 0), 12) is NOTHING  # the plain step without scales
 
 
 def test_a_ramped_growth_starts_as_the_old_model():
-    small, batch = (
-        runs.MODEL,
-        next_tokens(np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)),
-    )
+    small = runs.MODEL
     growth = operators.mslt(small.sizes(), {"layers": 4})
-    params, large = runs.fresh(small), small.resized(growth)
+    params, large, ramp = runs.fresh(small), small.resized(growth), Ramp((0, 0, 5, 5))
     grown = grow(growth, params, small.axes())
-
-    @partial(jax.jit, static_argnums=(0, 2))
-    def loss(config, params, modifier=None, inputs=None):
-        pairs = [(modifier, inputs)] if modifier else []
-        return gradients(
-            TrainState(params, None, config), batch, np.arange(8), np.uint32(0), 1, pairs
-        )
-
-    ramp = Ramp((0, 0, 5, 5))
-    at = ramp.step_inputs(
-        Train("large", 100, OPTIM, large, (ramp,)), TrainState(None, None, large), SETTING
-    )
-    before, _ = loss(small, params)
-    after, _ = loss(large, grown, ramp, at(0).inputs)
-    whole, _ = loss(large, grown)
+    phase = Train("large", 100, OPTIM, large, (ramp,))
+    at = ramp.step_inputs(phase, TrainState(None, None, large), SETTING)
+    before, _ = loss_and_gradients(small, params, BATCH)
+    after, _ = loss_and_gradients(large, grown, BATCH, ramp, at(0).inputs)
+    whole, _ = loss_and_gradients(large, grown, BATCH)
     np.testing.assert_allclose(after, before, rtol=1e-6)
     assert abs(whole - before) > 1e-5  # control: copies without a ramp change the loss
-    _, moved = loss(large, grown, ramp, at(1).inputs)
+    _, moved = loss_and_gradients(large, grown, BATCH, ramp, at(1).inputs)
     for name, g, _ in tiny.pairs(moved, moved):
         # the gradient of the key bias is always zero
         if "blocks" in name and "key/bias" not in name:
@@ -106,46 +92,29 @@ def test_what_does_not_fit_is_refused(modifiers, says):
         Train("large", 8, OPTIM, runs.MODEL, modifiers)
 
 
-# --- short contexts ---
-
-
 def test_a_step_is_that_of_the_windows_as_samples():
-    tokens = np.random.default_rng(0).integers(0, 256, (4, runs.MODEL.context + 1)).astype(np.int32)
-    inputs, targets = next_tokens(tokens)
-    model = TrainState(runs.fresh(runs.MODEL), None, runs.MODEL)
+    params = runs.fresh(runs.MODEL)
     # the order differs
-    shorter = tuple(np.concatenate(np.split(x, 4, axis=1)) for x in (inputs, targets))
-
-    def of(batch, *modifiers):
-        pairs, rows = [(m, None) for m in modifiers], np.arange(len(batch[0]))
-        return jax.jit(lambda model, batch: gradients(model, batch, rows, np.uint32(0), 1, pairs))(
-            model, batch
-        )
-
-    found, moved = of((inputs, targets), ShortContext(4))
-    expected, by = of(shorter)
+    shorter = tuple(np.concatenate(np.split(x, 4, axis=1)) for x in BATCH)
+    found, moved = loss_and_gradients(runs.MODEL, params, BATCH, ShortContext(4))
+    expected, by = loss_and_gradients(runs.MODEL, params, shorter)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), moved, by)
-    assert abs(found - of((inputs, targets))[0]) > 1e-5  # control: complete samples differ
+    whole, _ = loss_and_gradients(runs.MODEL, params, BATCH)
+    assert abs(found - whole) > 1e-5  # control: complete samples differ
 
 
 def test_a_run_costs_what_its_windows_do(tmp_path):
     to = GrowTo((TrainStage(0.5, warmup=0),), by=("interleave",), moments="copy")
     method = Growing(runs.MODEL, TrainStage(0.5, modifiers=(ShortContext(2),)), (to,))
     e = runs.experiment(tmp_path, method=method)
-    each = e.batch * runs.MODEL.context
-    short, whole = (
-        flops.train_flops(runs.MODEL, each, runs.MODEL.context // parts) for parts in (2, 1)
-    )
-    trained = [p for p in e.plan if isinstance(p, Train)]
-    assert [p.cost(e.batch) for p in trained] == [
-        short * e.steps / 2,
-        whole * e.steps / 2,
-    ] and short < whole
-    counted = step_plans(
-        trained[0], TrainState(None, None, runs.MODEL), PhaseStart({}, 0, e.batch, 1, 0)
-    )(0, 0)
-    assert counted.flops == short
+    tokens, length = e.batch * runs.MODEL.context, runs.MODEL.context
+    short, whole = (flops.train_flops(runs.MODEL, tokens, n) for n in (length // 2, length))
+    first, second = (p for p in e.plan if isinstance(p, Train))
+    found = [first.cost(e.batch), second.cost(e.batch)]
+    assert found == [short * e.steps / 2, whole * e.steps / 2] and short < whole
+    counted = step_plans(first, TrainState(None, None, runs.MODEL), SETTING)
+    assert counted(0, 0).flops == short
 
 
 @pytest.mark.parametrize(("config", "modifiers", "says"), [
@@ -159,33 +128,23 @@ def test_what_cannot_be_cut_is_refused(config, modifiers, says):
         Train("large", 8, OPTIM, config, modifiers)
 
 
-# --- a second warm-up of new entries ---
-
-TOKENS = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
-BATCH = next_tokens(TOKENS)
-TX = transformation(Optim())
-REWARM = TrainStage(0.5, warmup=0, modifiers=(Rewarm(peak=2.0, steps=2),))
-
-
 def test_the_rate_by_hand():
-    optim, rewarm = (
-        Optim(peak_lr=4.0, warmup=0, floor=0.25, schedule="linear"),
-        Rewarm(peak=1.5, steps=4),
-    )
-    rates = [rewarm.learning_rate(optim, 12, i) for i in range(13)]
+    optim = Optim(peak_lr=4.0, warmup=0, floor=0.25, schedule="linear")
+    rates = [Rewarm(peak=1.5, steps=4).learning_rate(optim, 12, i) for i in range(13)]
     # from 1.5 times the first learning rate to the floor, in 8 steps
     cosine = 1 + 5 * (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
     np.testing.assert_allclose(rates, [4.5, 5, 5.5, 6, *cosine], atol=1e-12)
 
 
+RATES = [(1.3, 25, 0.0), (1.0, 1, 0.1), (2.0, 99, 1.0), (3.0, 0, 0.5)]
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
-@pytest.mark.parametrize(
-    ("peak", "steps", "floor"), [(1.3, 250, 0.0), (1.0, 1, 0.1), (2.0, 999, 1.0), (3.0, 0, 0.5)]
-)
+@pytest.mark.parametrize(("peak", "steps", "floor"), RATES)
 def test_the_learning_rate_peaks_and_ends_at_the_floor(schedule, peak, steps, floor):
     optim = Optim(peak_lr=2.0, warmup=0, floor=floor, schedule=schedule)
-    rates = [Rewarm(peak, steps).learning_rate(optim, 1000, i) for i in range(1001)]
-    assert all(learning_rate(optim, 1000, 0) <= a <= b for a, b in pairwise(rates[:steps]))
+    rates = [Rewarm(peak, steps).learning_rate(optim, 100, i) for i in range(101)]
+    assert all(learning_rate(optim, 100, 0) <= a <= b for a, b in pairwise(rates[:steps]))
     assert all(a >= b for a, b in pairwise(rates[steps:]))
     assert max(rates) == pytest.approx(peak * 2.0) == rates[steps]
     assert rates[-1] == pytest.approx(floor * 2.0)
@@ -202,19 +161,8 @@ def test_moments_that_do_not_mark_new_entries_are_refused(moments):
 
 def grown() -> TrainState:
     """Return a large model whose second copies got separate moments in a growth at step 5."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: runs.SMALL.init(jax.random.key(0)))
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 5, shapes)
-    clip, adam, state, decay = TX.init(params)
-    mu = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
-    adam, state = (
-        adam._replace(count=np.int32(5), mu=mu, nu=jax.tree.map(np.square, mu)),
-        state._replace(count=np.int32(5)),
-    )
-    small = TrainState(params, (clip, adam, state, decay), runs.SMALL)
-    phase = Grow(
-        "small", "large", runs.SMALL, runs.LARGE, runs.DOUBLED, noise=10.0, moments="asymmetric"
-    )
+    small, of = runs.trained(runs.SMALL, TX), ("small", "large", runs.SMALL, runs.LARGE)
+    phase = Grow(*of, runs.DOUBLED, noise=10.0, moments="asymmetric")
     return jax.device_get(jax.jit(lambda m: phase.apply({"small": m}, TX))(small))
 
 
@@ -234,38 +182,30 @@ def test_new_entries_use_the_second_learning_rate():
     chex.assert_trees_all_equal(after(0.25, 0.5, 6), slow)  # all entries are older
     chex.assert_trees_all_equal(after(0.25, 0.5, 0), fast)  # all entries are new
     # Twice the learning rate gives twice the update, up to rounding of values of order one.
-    for name, p, s, f in ((n, *x) for (n, *x) in three(start.params, slow, fast)):
-        np.testing.assert_allclose(f - p, 2 * (s - p), rtol=1e-4, atol=1e-6, err_msg=name)
-        assert (s != p).any(), name
-
-
-def three(a, b, c):
-    return (
-        (name, x, y, z)
-        for (name, x, y), (_, _, z) in zip(tiny.pairs(a, b), tiny.pairs(a, c), strict=True)
-    )
+    moved, twice = (jax.tree.map(np.subtract, x, start.params) for x in (slow, fast))
+    for name, once, double in tiny.pairs(moved, twice):
+        np.testing.assert_allclose(double, 2 * once, rtol=1e-4, atol=1e-6, err_msg=name)
+        assert once.any(), name
 
 
 def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
-    """A split schedule keeps the age of new entries when its second phase begins later.
-
-    Schedules are split like this to measure the sensitivity of layers.
-    """
+    """A schedule that is split to measure the sensitivity of layers keeps the age of entries."""
     seen = []
 
     def counting(state, batch, inputs):
         """Advance the step counters without an update."""
         if inputs.given:
             seen.append((float(inputs.given[0][0]), int(inputs.given[0][1])))
-        model = state.model
         opt = [
             s._replace(count=s.count + 1) if "count" in getattr(s, "_fields", ()) else s
-            for s in model.opt
+            for s in state.model.opt
         ]
-        return packed(replace(model, opt=tuple(opt))), {
-            "loss": np.float32(1),
-            "grad_norm": np.float32(1),
-        }
+        values = dict.fromkeys(("loss", "grad_norm"), np.float32(1))
+        return packed(replace(state.model, opt=tuple(opt))), values
+
+    def mapped(function, how, mesh, *, donate=False):
+        evaluated = dict.fromkeys(("val_loss", "val_accuracy"), np.float32(1))
+        return counting if donate else lambda *_: evaluated
 
     e = runs.experiment(tmp_path, model=runs.MODEL, checkpoint_every=8)
     optim, rewarm = Optim(peak_lr=1.0, warmup=0), Rewarm(2.0, 2)
@@ -277,20 +217,9 @@ def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
         replace(large, begin=1, until=4),
     )
     monkeypatch.setattr(type(e), "plan", plan)
-    monkeypatch.setattr(
-        programs,
-        "mapped",
-        lambda f, how, mesh, *, donate=False: (
-            counting
-            if donate
-            else lambda *_: {"val_loss": np.float32(1), "val_accuracy": np.float32(1)}
-        ),
-    )
+    monkeypatch.setattr(programs, "mapped", mapped)
     with runs.compiling("step", "evaluation"):
         pretrain.run_experiment(e, tmp_path / "run")
-    assert [birth for _, birth in seen] == [2] * 4
-    assert (
-        [rate for rate, _ in seen]
-        == [rewarm.learning_rate(optim, 4, i) for i in range(4)]
-        == [1.5, 2, 2, 1]
-    )
+    rates = [1.5, 2, 2, 1]
+    assert rates == [rewarm.learning_rate(optim, 4, i) for i in range(4)]
+    assert seen == [(rate, 2) for rate in rates]

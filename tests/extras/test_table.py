@@ -1,8 +1,9 @@
 """Every format of labelled rows gives the same examples; errors name the file and the row."""
 
 import gzip
+import io
 import json
-from dataclasses import replace
+from csv import QUOTE_ALL, DictWriter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from pyarrow import parquet
 from train import predict
 from train.common.errors import UserError
 from train.config.overrides import with_overrides
-from train.extras.labelled import glue, metrics, table
+from train.extras.labelled import metrics, table
 from train.extras.labelled.task import Labelled
 from train.extras.labelled.tuning import tune_model
 
@@ -28,43 +29,38 @@ ROWS = [
 
 
 def tsv(rows) -> str:
-    return "".join(
-        "\t".join(map(str, row)) + "\n" for row in [[*rows[0]], *(row.values() for row in rows)]
-    )
+    lines = [rows[0].keys(), *(row.values() for row in rows)]
+    return "".join("\t".join(map(str, line)) + "\n" for line in lines)
 
 
 def csv(rows) -> str:
-    cells = [[*rows[0]], *(row.values() for row in rows)]
-    return "".join(
-        ",".join('"' + str(c).replace('"', '""') + '"' for c in line) + "\r\n" for line in cells
-    )
+    out = io.StringIO(newline="")
+    writer = DictWriter(out, rows[0].keys(), quoting=QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def jsonl(rows) -> str:
     return "".join(json.dumps(row) + "\n\n" for row in rows)
 
 
-def dataset(folder: Path, rows, names: list[str] | None = None) -> Path:
-    """Write rows as Hugging Face `datasets` saves them.
+TEXTS = {"tsv": tsv, "csv": csv, "jsonl": jsonl}
 
-    The file stores class numbers; ``names`` are the names of these classes.
-    """
+
+def dataset(folder: Path, rows, names: list[str] | None = None) -> Path:
+    """Write rows as Hugging Face `datasets` saves them, perhaps with numbers of named classes."""
     folder.mkdir(parents=True)
     kinds = [names.index(row["kind"]) if names else row["kind"] for row in rows]
     data = pa.table({"title": [row["title"] for row in rows], "kind": kinds})
-    with (
-        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
-        pa.ipc.new_stream(file, data.schema) as out,
-    ):
+    file = "data-00000-of-00001.arrow"
+    with pa.OSFile(str(folder / file), "wb") as sink, pa.ipc.new_stream(sink, data.schema) as out:
         out.write_table(data)
-    features = {"title": {"dtype": "string", "_type": "Value"}}
-    features["kind"] = (
-        {"names": names, "_type": "ClassLabel"} if names else {"dtype": "string", "_type": "Value"}
-    )
-    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
-    (folder / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]})
-    )
+    text = {"dtype": "string", "_type": "Value"}
+    kind = {"names": names, "_type": "ClassLabel"} if names else text
+    about = {"features": {"title": text, "kind": kind}}
+    (folder / "dataset_info.json").write_text(json.dumps(about))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": file}]}))
     return folder
 
 
@@ -72,10 +68,8 @@ def written(folder: Path, kind: str) -> Path:
     """Write the rows as the splits ``train`` and ``dev`` of a folder."""
     folder.mkdir(exist_ok=True)
     for split in ("train", "dev"):
-        if kind in ("tsv", "csv", "jsonl"):
-            (folder / f"{split}.{kind}").write_text(
-                {"tsv": tsv, "csv": csv, "jsonl": jsonl}[kind](ROWS)
-            )
+        if kind in TEXTS:
+            (folder / f"{split}.{kind}").write_text(TEXTS[kind](ROWS))
         elif kind == "tsv.gz":
             (folder / f"{split}.tsv.gz").write_bytes(gzip.compress(tsv(ROWS).encode()))
         elif kind == "parquet":
@@ -87,38 +81,34 @@ def written(folder: Path, kind: str) -> Path:
 
 
 def data(path, **changes) -> Labelled:
-    return Labelled(
-        "table", str(path), **{"text": ("title",), "label": "kind", "length": 32} | changes
-    )
+    usual = {"text": ("title",), "label": "kind", "length": 32}
+    return Labelled("table", str(path), **usual | changes)
 
 
-@pytest.mark.parametrize(
-    "kind", ["tsv", "csv", "jsonl", "tsv.gz", "parquet", "datasets", "classes"]
-)
+def prepared(path, model=BERT, **changes):
+    return Labelled.prepared(data(path, **changes), model)
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, "tsv.gz", "parquet", "datasets", "classes"])
 def test_every_format_gives_the_same_examples(tmp_path, kind):
-    made = Labelled.prepared(data(written(tmp_path / kind, kind)), BERT)
+    made = prepared(written(tmp_path / kind, kind))
     assert (made.labels, made.classes, [*made.valid]) == (("bad", "good", "ugly"), 3, ["dev"])
     assert [int(made.train.sample(i, None)[1]) for i in range(4)] == [1, 0, 2, 1]
-    assert (
-        bytes(made.train.sample(0, None)[0]["tokens"].astype(np.uint8))[1:15] == b'The "cat", sat'
-    )
-    plain = Labelled.prepared(data(written(tmp_path / "plain", "tsv")), BERT)
+    tokens = made.train.sample(0, None)[0]["tokens"].astype(np.uint8)
+    assert bytes(tokens)[1:15] == b'The "cat", sat'
+    plain = prepared(written(tmp_path / "plain", "tsv"))
     assert {**made.identity, "name": ""} == {**plain.identity, "name": ""}
 
 
 def test_scores_are_accuracy_and_macro_f1_or_correlations(tmp_path):
-    made = Labelled.prepared(data(written(tmp_path / "d", "tsv")), BERT)
-    right = np.eye(3)[[1, 0, 2, 1]]
-    assert made.score("dev", right) == {"accuracy": 1.0, "macro_f1": 1.0}
-    assert made.score("dev", np.eye(3)[[1, 1, 1, 1]]) == {
-        "accuracy": 0.5,
-        "macro_f1": pytest.approx((0 + 2 / 3 + 0) / 3),
-    }
+    made = prepared(written(tmp_path / "d", "tsv"))
+    assert made.score("dev", np.eye(3)[[1, 0, 2, 1]]) == {"accuracy": 1.0, "macro_f1": 1.0}
+    wrong = made.score("dev", np.eye(3)[[1, 1, 1, 1]])
+    assert wrong == {"accuracy": 0.5, "macro_f1": pytest.approx((0 + 2 / 3 + 0) / 3)}
     rows = [{"a": f"text {i}", "b": "x", "score": i / 7} for i in range(20)]
     (tmp_path / "numbers.csv").write_text(csv(rows))
-    numbers = Labelled.prepared(
-        data(tmp_path / "numbers.csv", text=("a", "b"), label="score", number=True), GPT2
-    )
+    of = {"text": ("a", "b"), "label": "score", "number": True}
+    numbers = prepared(tmp_path / "numbers.csv", GPT2, **of)
     assert (numbers.classes, len(numbers.train), len(numbers.valid["valid"])) == (1, 18, 2)
     assert [*numbers.score("valid", np.array([[1.0], [2.0]]))] == ["pearson", "spearman"]
 
@@ -127,9 +117,8 @@ def test_macro_f1_is_that_of_scikit_learn():
     theirs = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)
     said, gold = rng.integers(0, 4, (2, 50))
-    assert metrics.macro_f1(said, gold) == pytest.approx(
-        theirs.f1_score(gold, said, average="macro")
-    )
+    expected = theirs.f1_score(gold, said, average="macro")
+    assert metrics.macro_f1(said, gold) == pytest.approx(expected)
 
 
 def test_labels_of_any_kind(tmp_path):
@@ -137,28 +126,22 @@ def test_labels_of_any_kind(tmp_path):
         ("numbers", [10, 9, 2], ("2", "9", "10")),
         ("truth", [True, False, True], ("false", "true")),
         ("mixed", ["b", "1", "a"], ("1", "a", "b")),
+        ("signs and foreign digits", ["--1", "²", "-1"], ("--1", "-1", "²")),
     ):
-        (tmp_path / f"{name}.jsonl").write_text(
-            jsonl([{"title": "x", "kind": v} for v in values * 4])
-        )
-        assert Labelled.prepared(data(tmp_path / f"{name}.jsonl"), BERT).labels == expected
-    ordered = data(written(tmp_path / "d", "tsv"), labels=("ugly", "bad", "good"))
-    assert Labelled.prepared(ordered, BERT).train.targets.tolist() == [2, 1, 0, 2]
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(jsonl([{"title": "x", "kind": value} for value in values * 4]))
+        assert prepared(file).labels == expected
+    ordered = prepared(written(tmp_path / "d", "tsv"), labels=("ugly", "bad", "good"))
+    assert ordered.train.targets.tolist() == [2, 1, 0, 2]
 
 
 def test_rows_that_judge_are_a_split_a_file_or_held_out(tmp_path):
-    written(tmp_path / "d", "tsv")
-    (tmp_path / "other.csv").write_text(csv(ROWS[:2]))
-    assert (
-        len(
-            Labelled.prepared(
-                data(tmp_path / "d", valid_path=str(tmp_path / "other.csv")), BERT
-            ).valid["valid"]
-        )
-        == 2
-    )
-    (tmp_path / "many.tsv").write_text(tsv(ROWS * 25))
-    held = Labelled.prepared(data(tmp_path / "many.tsv", valid_fraction=0.2), BERT)
+    other, many = tmp_path / "other.csv", tmp_path / "many.tsv"
+    other.write_text(csv(ROWS[:2]))
+    own = prepared(written(tmp_path / "d", "tsv"), valid_path=str(other))
+    assert len(own.valid["valid"]) == 2
+    many.write_text(tsv(ROWS * 25))
+    held = prepared(many, valid_fraction=0.2)
     assert (len(held.train), len(held.valid["valid"])) == (80, 20)
 
 
@@ -182,21 +165,20 @@ MANY = "title\tkind\n" + "".join(f"x\t{i}.5\n" for i in range(50))
 def test_errors_name_the_place_in_the_file(tmp_path, file, content, says):
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=says) as error:
-        Labelled.prepared(data(tmp_path / file), BERT)
+        prepared(tmp_path / file)
     assert "\n" not in str(error.value)
 
 
 def test_folders_and_settings_that_mean_nothing(tmp_path):
     (tmp_path / "test.tsv").write_text(tsv(ROWS))
-    message = r"has no split train .*, only test.tsv; name a file in data.path"
-    with pytest.raises(UserError, match=message):
-        Labelled.prepared(data(tmp_path), BERT)
+    with pytest.raises(UserError, match=r"has no split train .*, only test.tsv; name a file in"):
+        prepared(tmp_path)
     with pytest.raises(UserError, match=r"the file or folder .*nowhere does not exist"):
-        Labelled.prepared(data(tmp_path / "nowhere"), BERT)
+        prepared(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="text must name one column or two"):
         data(tmp_path, text=())
     with pytest.raises(UserError, match="line 4: the label 'ugly' is not one of good, bad"):
-        Labelled.prepared(data(tmp_path / "test.tsv", labels=("good", "bad")), BERT)
+        prepared(tmp_path / "test.tsv", labels=("good", "bad"))
 
 
 def test_the_command_line_names_columns(tmp_path):
@@ -205,51 +187,41 @@ def test_the_command_line_names_columns(tmp_path):
     assert with_overrides(data("x"), ["text=premise"]).text == ("premise",)
 
 
-# --- predictions ---
+def tuned(folder, kinds, count, epochs=1):
+    """Fine-tune on texts whose letter is their kind, and return the scores and the folder."""
+    checkpoint(folder / "gpt2", FAMILIES["gpt2"])
+    each = [i % len(kinds) for i in range(count)]
+    rows = [{"title": chr(ord("a") + i) * 4, "kind": kinds[i]} for i in each]
+    (folder / "train.csv").write_text(csv(rows))
+    own = tuning(folder, name="mine", data=data(folder / "train.csv", length=14), epochs=epochs)
+    [scores] = tune_model(own, folder / "gpt2", folder / "runs")[1e-2]
+    return scores["valid"], folder / "runs" / "mine-gpt2-lr0.01-seed0"
 
 
 def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, capsys):
-    checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
-    rows = [{"title": "ab"[i % 2] * 4, "kind": ("good", "bad")[i % 2]} for i in range(160)]
-    (tmp_path / "train.csv").write_text(csv(rows))
-    own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
-    [scores] = tune_model(replace(own, epochs=3), tmp_path / "gpt2", tmp_path / "runs")[1e-2]
-    assert scores["valid"]["accuracy"] == 1.0
-    (tmp_path / "new.jsonl").write_text(
-        jsonl(
-            [{"title": "aaaa"}, {"title": "bbbb", "kind": "bad"}, {"title": "bbbb", "kind": "Bad"}]
-        )
-    )
-    run = tmp_path / "runs" / "mine-gpt2-lr0.01-seed0"
-    monkeypatch.setattr(
-        "sys.argv",
-        ["predict", str(run), str(tmp_path / "new.jsonl"), "--out", str(tmp_path / "new/out.tsv")],
-    )
+    scores, run = tuned(tmp_path, ("good", "bad"), 160, epochs=3)
+    assert scores["accuracy"] == 1.0
+    new, out = tmp_path / "new.jsonl", tmp_path / "new/out.tsv"
+    rows = [("aaaa", None), ("bbbb", "bad"), ("bbbb", "Bad")]  # the last label is misspelt
+    new.write_text(jsonl([{"title": a} | ({"kind": b} if b else {}) for a, b in rows]))
+    monkeypatch.setattr("sys.argv", ["predict", str(run), str(new), "--out", str(out)])
     predict.main()
-    lines = [line.split("\t") for line in (tmp_path / "new/out.tsv").read_text().splitlines()]
+    lines = [line.split("\t") for line in out.read_text().splitlines()]
     assert [line[0] for line in lines] == ["prediction", "good", "bad", "bad"]
-    assert lines[0][1:] == ["bad", "good"]
-    assert float(lines[1][2]) > 0.5
+    assert lines[0][1:] == ["bad", "good"] and float(lines[1][2]) > 0.5
     said = capsys.readouterr().err
     assert "accuracy: 1.0000" in said
-    # The label of the third row is misspelt.
     assert "a label that the model does not know: 1 of 3, such as 'Bad'; the metrics leave" in said
     with pytest.raises(UserError, match="is not the folder of a finished fine-tuning"):
-        predict.predict_labels(tmp_path / "gpt2", tmp_path / "new.jsonl")
+        predict.predict_labels(tmp_path / "gpt2", new)
 
 
 def test_classes_that_are_called_label_0_are_predicted_as_classes(tmp_path):
     names = [f"LABEL_{i}" for i in range(12)]  # LABEL_10 comes before LABEL_2
-    checkpoint(tmp_path / "gpt2", FAMILIES["gpt2"])
-    rows = [{"title": "abcdefghijkl"[i % 12] * 4, "kind": names[i % 12]} for i in range(240)]
-    (tmp_path / "train.csv").write_text(csv(rows))
-    own = tuning(tmp_path, name="mine", data=data(tmp_path / "train.csv", length=14))
-    [scores] = tune_model(own, tmp_path / "gpt2", tmp_path / "runs")[1e-2]
-    text, metrics = predict.predict_labels(
-        tmp_path / "runs" / "mine-gpt2-lr0.01-seed0", tmp_path / "train.csv"
-    )
+    scores, run = tuned(tmp_path, names, 48)
+    text, metrics = predict.predict_labels(run, tmp_path / "train.csv")
     assert text.splitlines()[0].split("\t") == ["prediction", *sorted(names)]
-    assert metrics.keys() == scores["valid"].keys()
+    assert metrics.keys() == scores.keys()
 
 
 def test_rows_whose_number_is_missing_are_not_part_of_the_metrics(tmp_path, capsys):
@@ -267,44 +239,34 @@ def test_a_label_that_is_not_a_number_is_missing(tmp_path):
     rows = [{"title": "a", "kind": kind} for kind in kinds]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="row 3 has no label in column 'kind'; delete the row"):
-        Labelled.prepared(data(tmp_path / "a.parquet"), BERT)
+        prepared(tmp_path / "a.parquet")
 
 
-PUBLISHED = {
-    # task: the columns of the published file, and those of tensorflow-datasets
-    "mnli": (("sentence1", "sentence2"), ("premise", "hypothesis")),
-    "mrpc": (("#1 String", "#2 String"), ("sentence1", "sentence2")),
-    "qqp": (("question1", "question2"),),
-    "sst2": (("sentence",),),
-    "cola": (("sentence",),),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_rows_of_published_files_are_predicted(tmp_path, name):
-    for columns in PUBLISHED[name]:
-        rows = [{"index": i} | dict.fromkeys(columns, "a b") for i in range(2)]
-        (tmp_path / "test.tsv").write_text(tsv(rows))
-        texts, given = predict.labelled_rows(tmp_path / "test.tsv", Labelled(name, "none"))
-        assert (texts, given) == ((["a b"] * 2,) * len(columns), [None, None])
-    (tmp_path / "other.tsv").write_text("text\tlabel\na\t1\n")
-    with pytest.raises(UserError, match=r"has no column .*; give the column the name that it has"):
-        predict.labelled_rows(tmp_path / "other.tsv", Labelled(name, "none"))
-
-
-@pytest.mark.parametrize(("name", "texts", "labels", "expected"), [
+PUBLISHED = [
+    # the columns of the published files and of tensorflow-datasets
+    ("mnli", ("sentence1", "sentence2"), [], [None, None]),
+    ("mrpc", ("#1 String", "#2 String"), [], [None, None]),
+    ("mrpc", ("sentence1", "sentence2"), [], [None, None]),
+    ("cola", ("sentence",), [], [None, None]),
+    # in tensorflow-datasets, the label is in a column of this name, and the number of a class
     ("stsb", ("sentence1", "sentence2"), [2.5, 0.0], ["2.5", "0.0"]),
     ("qqp", ("question1", "question2"), [1, 0], ["duplicate", "not_duplicate"]),
     ("mnli", ("premise", "hypothesis"), [2, 0], ["contradiction", "entailment"]),
     ("rte", ("sentence1", "sentence2"), [1, -1], ["not_entailment", "-1"]),
     ("sst2", ("sentence",), [1, 2], ["positive", "2"]),
-])  # fmt: skip
-def test_labels_of_tensorflow_datasets_are_known(tmp_path, name, texts, labels, expected):
-    """Their column is always called label, and they are the numbers of classes."""
-    rows = [dict.fromkeys(texts, "a b") | {"label": label, "idx": 0} for label in labels]
-    (tmp_path / "validation.jsonl").write_text(jsonl(rows))
-    found, given = predict.labelled_rows(tmp_path / "validation.jsonl", Labelled(name, "none"))
-    assert (found, given) == ((["a b"] * 2,) * len(texts), expected)
+]
+
+
+@pytest.mark.parametrize(("name", "texts", "labels", "expected"), PUBLISHED)
+def test_rows_of_published_files_are_predicted(tmp_path, name, texts, labels, expected):
+    file, task = tmp_path / "test.jsonl", Labelled(name, "none")
+    rows = [dict.fromkeys(texts, "a b") | {"idx": i} for i in range(2)]
+    rows = [row | {"label": label} for row, label in zip(rows, labels, strict=False)] or rows
+    file.write_text(jsonl(rows))
+    assert predict.labelled_rows(file, task) == ((["a b"] * 2,) * len(texts), expected)
+    file.write_text(jsonl([{"text": "a", "label": 1}]))
+    with pytest.raises(UserError, match=r"has no column .*; give the column the name that it has"):
+        predict.labelled_rows(file, task)
 
 
 def test_rows_of_cola_have_no_names(tmp_path):
@@ -312,15 +274,6 @@ def test_rows_of_cola_have_no_names(tmp_path):
     texts, given = predict.labelled_rows(tmp_path / "in_domain_dev.tsv", Labelled("cola", "none"))
     assert texts == (["The cat sat.", "Sat the."],)
     assert given == ["acceptable", "unacceptable"]
-
-
-def test_signs_and_foreign_digits_are_names_of_labels(tmp_path):
-    rows = [{"title": "a b", "kind": kind} for kind in ("--1", "²", "-1") * 4]
-    (tmp_path / "a.tsv").write_text(tsv(rows))
-    assert Labelled.prepared(data(tmp_path / "a.tsv"), BERT).labels == ("--1", "-1", "²")
-
-
-# --- encodings ---
 
 
 @pytest.mark.parametrize("name", ["table", "sst2", "squad1"])
@@ -341,27 +294,10 @@ def test_files_of_another_encoding_are_refused_and_named(tmp_path, name, encodin
 
 
 def test_a_line_of_names_in_cola_is_explained(tmp_path):
-    header = "source\tlabel\toriginal\tsentence"
-    message = r"train.tsv, line 1: the label 'label' is not 0 or 1; the files of CoLA have no line"
-    with pytest.raises(UserError, match=message):
-        Labelled.prepared(
-            Labelled("cola", saved(tmp_path, "cola", [header, "gj04\t1\t\tThe cat sat."])), BERT
-        )
-    message = r"line 1 has 2 columns.*; its first line looks like column names, but the files"
-    with pytest.raises(UserError, match=message):
-        Labelled.prepared(
-            Labelled(
-                "cola", saved(tmp_path, "cola", ["sentence\tlabel", "gj04\t1\t\tThe cat sat."])
-            ),
-            BERT,
-        )
-
-
-def test_labels_of_published_files_are_classes_of_the_task():
-    rows = [table.Row("", {"sentence": "a", "label": label}) for label in ("1", "0", "", "x")]
-    columns = glue.Columns(("sentence",), "label")
-    given = predict._given(rows, Labelled("sst2", "none"), columns)
-    assert given == ["positive", "negative", None, "x"]
-    found = np.array([[0.0, 1.0]] * 4)
-    assert predict._known_metrics(found, given, ("negative", "positive"))["accuracy"] == 0.5
-    assert predict._given(rows, Labelled("table", "none"), columns) == ["1", "0", None, "x"]
+    for header, says in (
+        ("source\tlabel\toriginal\tsentence", "line 1: the label 'label' is not 0 or 1; the files"),
+        ("sentence\tlabel", r"line 1 has 2 columns.*; its first line looks like column names, but"),
+    ):
+        folder = saved(tmp_path, "cola", [header, "gj04\t1\t\tThe cat sat."])
+        with pytest.raises(UserError, match=rf"train\.tsv, {says}"):
+            Labelled.prepared(Labelled("cola", folder), BERT)

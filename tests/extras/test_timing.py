@@ -145,10 +145,11 @@ MEASURED = {
 @pytest.mark.parametrize("method", MEASURED.values(), ids=MEASURED)
 def test_steps_are_measured_and_leave_no_files(tmp_path, method, monkeypatch):
     """A rehearsal needs neither the model that the run starts from nor a second set of programs."""
-    experiment = timed(tmp_path, 0.2, method=method)
+    experiment = timed(tmp_path, 5.0, method=method)  # enough for the fixed steps on a busy machine
     if "none" in str(method):
         experiment = replace(experiment, model=runs.LARGE)
     monkeypatch.setattr(timing, "STEPS", 8)
+    monkeypatch.setattr(timing, "PART", 0.0)  # without a second, longer rehearsal
     found = timing.timed_steps(experiment, tmp_path / "run")
     assert found.steps >= len(lengths(found)) and found.seconds is None
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["tiny-seconds.json"]
