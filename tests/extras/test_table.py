@@ -218,7 +218,7 @@ def test_unlabelled_rows_are_predicted_by_the_command(tmp_path, monkeypatch, cap
 
 def test_classes_that_are_called_label_0_are_predicted_as_classes(tmp_path):
     names = [f"LABEL_{i}" for i in range(12)]  # LABEL_10 comes before LABEL_2
-    scores, run = tuned(tmp_path, names, 48)
+    scores, run = tuned(tmp_path, names, 240)
     text, metrics = predict.predict_labels(run, tmp_path / "train.csv")
     assert text.splitlines()[0].split("\t") == ["prediction", *sorted(names)]
     assert metrics.keys() == scores.keys()
