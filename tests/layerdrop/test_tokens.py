@@ -1,8 +1,4 @@
-"""Token dropping keeps the right tokens and outputs and draws other tokens in every step.
-
-Two programs for one model differ in float32 by the order of their sums: 1e-5 for logits of order
-ten.
-"""
+"""Token dropping keeps the right tokens and outputs and draws other tokens in every step."""
 
 import itertools
 from collections import Counter
@@ -45,15 +41,8 @@ DROP = TokenDrop(0.5)
 
 
 def test_how_many_tokens_stay_and_which_layers_see_them_alone():
-    assert [
-        TokenDrop(rate).kept(length)
-        for rate, length in ((0.15, 100), (0.15, 8), (0.5, 4), (0.99, 10))
-    ] == [
-        85,
-        7,
-        2,
-        1,
-    ]
+    cases = (0.15, 100), (0.15, 8), (0.5, 4), (0.99, 10)
+    assert [TokenDrop(rate).kept(length) for rate, length in cases] == [85, 7, 2, 1]
     assert TokenDrop().middle(12) == (1, 11)
     assert TokenDrop(first=0, last=3).middle(4) == (0, 1)
 
@@ -65,35 +54,25 @@ def test_numbers_out_of_range_are_refused_by_name(wrong):
 
 
 def test_a_model_without_layers_in_the_middle_is_refused():
-    for make in (
-        DROP.middle,
-        lambda layers: Train(
-            "large", 8, Optim(), replace(CONFIG, layers=layers), (DropTokens(DROP),)
-        ),
-    ):
-        with pytest.raises(
-            ValueError, match=r"token dropping excludes 1 \+ 1 layers, but the model has only 2"
-        ):
-            make(2)
+    says = r"token dropping excludes 1 \+ 1 layers, but the model has only 2"
+    with pytest.raises(ValueError, match=says):
+        DROP.middle(2)
+    with pytest.raises(ValueError, match=says):
+        Train("large", 8, Optim(), replace(CONFIG, layers=2), (DropTokens(DROP),))
 
 
 def test_every_choice_of_tokens_is_as_likely_as_any_other():
-    """Sample three of five tokens.
-
-    The tokens of each of the ten choices are in ascending order. Every sequence and key gets a new
-    sample.
-    """
+    """Sample three of five tokens, in ascending order, anew for every sequence and key."""
     draw = jax.jit(jax.vmap(lambda key: sample_tokens(TokenDrop(0.4), key, jnp.arange(2), 5)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 2000)))
     assert drawn.shape == (2000, 2, 3) and drawn.dtype == np.int32
-    choices = list(itertools.combinations(range(5), 3))
+    choices, noise = set(itertools.combinations(range(5), 3)), 4 * np.sqrt(0.1 * 0.9 / 2000)
     for sequence in range(2):
         found = Counter(map(tuple, drawn[:, sequence].tolist()))
-        assert found.keys() <= set(choices)
-        assert all(abs(found[c] / 2000 - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000) for c in choices)
+        assert found.keys() <= choices
+        assert all(abs(found[c] / 2000 - 0.1) < noise for c in choices)
     # Sequences sample independently of each other.
-    alike = (drawn[:, 0] == drawn[:, 1]).all(-1).mean()
-    assert abs(alike - 0.1) < 4 * np.sqrt(0.1 * 0.9 / 2000)
+    assert abs((drawn[:, 0] == drawn[:, 1]).all(-1).mean() - 0.1) < noise
 
 
 # --- the model ---
@@ -102,24 +81,19 @@ def test_every_choice_of_tokens_is_as_likely_as_any_other():
 @pytest.fixture(scope="module")
 def forward():
     """Return ``(params, tokens, positions) -> logits``; layers 1 and 2 see only the given positions."""
-    return jax.jit(
-        lambda p, t, positions: CONFIG.module.apply(
-            {"params": p}, t, kept_tokens=KeptTokens(positions, 1, 3)
-        )
-    )
 
+    def run(p, t, positions):
+        return CONFIG.module.apply({"params": p}, t, kept_tokens=KeptTokens(positions, 1, 3))
 
-def test_with_every_token_kept_it_is_the_dense_model(forward):
-    everything = np.broadcast_to(np.arange(7, dtype=np.int32), (3, 7))
-    dense = tiny.forward(CONFIG)(PARAMS, TOKENS)
-    assert np.abs(dense).max() > 1
-    np.testing.assert_allclose(forward(PARAMS, TOKENS, everything), dense, rtol=0, atol=1e-5)
+    return jax.jit(run)
 
 
 def test_tokens_go_around_the_middle_and_join_again(forward):
     """Compare with plain loops over the layers, on a sequence without the dropped tokens."""
     block = GPT2Block(CONFIG, jnp.float32, parent=None)
     apply = jax.jit(lambda w, x: block.apply({"params": w}, x))
+    # Two programs for one model differ in float32 by the order of their sums.
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
     for tokens, positions, found in zip(
         TOKENS, PLACES, forward(PARAMS, TOKENS, PLACES), strict=True
     ):
@@ -133,7 +107,9 @@ def test_tokens_go_around_the_middle_and_join_again(forward):
         x = x - x.mean(-1, keepdims=True)
         x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + CONFIG.eps)
         x = x * PARAMS["final_norm"]["scale"] + PARAMS["final_norm"]["bias"]
-        np.testing.assert_allclose(found, x @ PARAMS["token_embedding"].T, rtol=0, atol=1e-5)
+        close(found, x @ PARAMS["token_embedding"].T)
+    everything = np.broadcast_to(np.arange(7, dtype=np.int32), (3, 7))
+    close(forward(PARAMS, TOKENS, everything), tiny.forward(CONFIG)(PARAMS, TOKENS))
 
 
 @pytest.mark.parametrize("place", [3, 4])  # The first sequence keeps token 3 and drops token 4.
@@ -148,22 +124,17 @@ def test_no_token_sees_a_later_one(forward, place):
 
 def test_dropping_tokens_and_layers_together_is_refused():
     says = "layer dropping is not supported together with token dropping or frozen layers"
+    layers = DropLayers(LayerDrop())
     for other in (DropTokens(DROP), FreezeParts(Freeze((0,)))):
         with pytest.raises(ValueError, match=says):
-            Train("large", 8, Optim(), CONFIG, (other, DropLayers(LayerDrop())))
+            Train("large", 8, Optim(), CONFIG, (other, layers))
+    stage = TrainStage(1.0, modifiers=(layers, DropTokens(DROP)))
     with pytest.raises(ValueError, match=says):
-        TrainStage(
-            1.0,
-            modifiers=(
-                DropLayers(LayerDrop()),
-                DropTokens(DROP),
-            ),
-        ).train("large", CONFIG, Optim(), 8)
+        stage.train("large", CONFIG, Optim(), 8)
+    both = {"params": PARAMS}, TOKENS
     for other in ({"kept_tokens": KeptTokens(PLACES, 1, 3)}, {"frozen": 1}):
         with pytest.raises(ValueError, match="cannot be combined with token dropping"):
-            CONFIG.module.apply(
-                {"params": PARAMS}, TOKENS, keep_mask=KeepMask(np.ones(4, bool)), **other
-            )
+            CONFIG.module.apply(*both, keep_mask=KeepMask(np.ones(4, bool)), **other)
 
 
 # --- training ---
@@ -174,27 +145,23 @@ def test_dropping_tokens_and_layers_together_is_refused():
     "way", [("mesh", 1, 1), pytest.param(("pmap", 2, 4), marks=pytest.mark.slow)], ids=str
 )
 def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
-    """Check that one device and four devices sample the same tokens in every micro-batch.
-
-    Both ways of running the step are compared.
-    """
+    """One and four devices sample the same tokens in every micro-batch, in both ways of running."""
     seen = {}
+
+    def note(rows, positions):
+        seen.update(zip(rows.tolist(), positions.tolist(), strict=True))
 
     def noting(drop, key, rows, length):
         positions = sample_tokens(drop, key, rows, length)
-        jax.debug.callback(
-            lambda rows, x: seen.update(zip(rows.tolist(), x.tolist(), strict=True)),
-            rows,
-            positions,
-        )
+        jax.debug.callback(note, rows, positions)
         return positions
 
     monkeypatch.setattr("train.extras.modifiers.sample_tokens", noting)
     tx, config = optax.identity(), replace(runs.LARGE, embed=4, heads=1, mlp=4)
-    model = jax.eval_shape(
+    shapes = jax.eval_shape(
         lambda: TrainState(config.init(jax.random.key(0)), optax.EmptyState(), config)
     )
-    model = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), model)
+    model = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
 
     def drawn(run, number, seed):
         inputs = StepInputs(np.float32(0), np.uint32(number), np.uint32(seed), (None,))
@@ -212,17 +179,14 @@ def test_each_sample_draws_its_own_tokens_on_any_device(monkeypatch, way):
     first, other_step, again, other_seed = ways[0]
     # The number of choices is 70 for each of 16 samples, so a few are equal by chance.
     assert len({tuple(x) for x in first}) > 8
-    assert sum(a == b for a, b in zip(first, other_step, strict=True)) < 4
-    assert sum(a == b for a, b in zip(first, other_seed, strict=True)) < 4
+    for other in (other_step, other_seed):
+        assert sum(a == b for a, b in zip(first, other, strict=True)) < 4
     assert again == first and ways[1] == ways[0]
 
 
 @pytest.mark.slow
 def test_a_token_dropping_run_resumes_bitwise(small_run):
-    """Check a run that grows by AKI.
-
-    One checkpoint falls within the token-dropping training, and one at its end.
-    """
+    """A run grows by AKI; one checkpoint falls within the token-dropping training, one at its end."""
     to = GrowTo((TrainStage(0.5, modifiers=(DropTokens(DROP),)), TrainStage(0.25)), ("aki",))
     e = runs.growing(small_run.parent, to, name="tokens", checkpoint_every=3, log_every=1)
     result = pretrain.run_experiment(e, small_run.parent / "tokens")
