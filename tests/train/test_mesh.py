@@ -14,7 +14,7 @@ from jaxgrow.axes import axis_of, leaves
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
 from jaxgrow.models import LlamaConfig
 from train import pretrain
-from train.common.errors import UserError, exits_cleanly
+from train.common.errors import UserError
 from train.extras.aot import memory
 from train.plan.methods import Growing, GrowTo, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
@@ -52,7 +52,8 @@ ODD = replace(runs.MODEL, heads=1, head_dim=8)  # axes that are not divisible ar
 def one_device(request, tmp_path_factory):
     """Return an experiment and the folder of its run on one device."""
     folder = tmp_path_factory.mktemp("one")
-    changes = {"batch": 16, "accumulate": 2, "checkpoint_every": 2, "optim": Optim(eps=1e-3)}
+    changes = {"batch": 16, "accumulate": 2, "checkpoint_every": 2, "eval_every": 8}
+    changes["optim"] = Optim(eps=1e-3)
     model = {"grown": runs.LARGE, "from scratch": ODD}.get(request.param, runs.MODEL)
     e = runs.experiment(folder, model=model, method=METHODS[request.param], **changes)
     with runs.only(1):
@@ -68,15 +69,15 @@ methods = pytest.mark.parametrize(
 )
 
 
+MESHES_OF = [("from scratch", mesh) for mesh in MESHES]
+MESHES_OF += [(method, FAST[1]) for method in METHODS if method != FAST[0]]
+
+
 @pytest.mark.parametrize(
     ("one_device", "mesh"),
     [
-        pytest.param(
-            method, mesh, marks=pytest.mark.extra if (method, mesh) == FAST else pytest.mark.slow
-        )
-        for method in METHODS
-        for mesh in MESHES
-        if method == "from scratch" or mesh == "fsdp and tensor"
+        pytest.param(*of, marks=pytest.mark.extra if of == FAST else pytest.mark.slow)
+        for of in MESHES_OF
     ],
     indirect=["one_device"],
     scope="module",
@@ -127,74 +128,47 @@ def test_every_leaf_is_divided_by_the_names_of_its_axes():
 
 
 def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
-    """The warning appears before anything is compiled.
-
-    The model ``ODD`` above, with its single head, tests that such an axis is replicated and trained.
-    """
+    """The warning appears before anything is compiled; ``ODD`` above trains such an axis."""
 
     def start(*_):
         raise runs.Killed
 
     monkeypatch.setattr(programs, "made", start)
-    model = replace(runs.MODEL, heads=3, head_dim=4)
+    odd = {"model": replace(runs.MODEL, heads=3, head_dim=4), "mesh": Mesh(tensor=2)}
     with pytest.raises(runs.Killed):
-        pretrain.run_experiment(
-            runs.experiment(tmp_path, model=model, steps=2, mesh=Mesh(tensor=2)), tmp_path / "run"
-        )
-    says = (
-        "axis 'heads' of size 3 is not divisible by the 2 devices of mesh axis tensor, "
-        "so it is replicated"
-    )
+        pretrain.run_experiment(runs.experiment(tmp_path, **odd), tmp_path / "run")
+    says = "axis 'heads' of size 3 is not divisible by the 2 devices of mesh axis tensor, so it is replicated"
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("changes", "says"), [
-    ({"mesh": Mesh(3)}, "a mesh of data=3 x fsdp=1 x tensor=1 does not fit 4 devices: set mesh.data"),
-    ({"mesh": Mesh(fsdp=8)}, "a mesh of data=any x fsdp=8 x tensor=1 does not fit 4 devices"),
+@pytest.mark.parametrize(("mesh", "says"), [
+    (Mesh(3), "a mesh of data=3 x fsdp=1 x tensor=1 does not fit 4 devices: set mesh.data"),
+    (Mesh(fsdp=8), "a mesh of data=any x fsdp=8 x tensor=1 does not fit 4 devices"),
 ])  # fmt: skip
-def test_a_mesh_that_does_not_fit_is_refused(tmp_path, changes, says):
+def test_a_mesh_that_does_not_fit_is_refused(tmp_path, mesh, says):
     with pytest.raises(UserError, match=says):
-        pretrain.run_experiment(runs.experiment(tmp_path, **changes), tmp_path / "run")
+        pretrain.run_experiment(runs.experiment(tmp_path, mesh=mesh), tmp_path / "run")
 
 
 def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
-    """The expected bytes are computed by hand.
+    """Parameters, gradients and both moments in float32 need 16 bytes per parameter.
 
-    Parameters, gradients and both moments in float32 need 16 bytes per parameter. Adam's counters
-    are added.
+    Adam's counters are added.
     """
     e = runs.experiment(tmp_path)
     parameters = sum(x.size for x in jax.tree.leaves(runs.fresh(runs.MODEL)))
-    whole, divided = (
-        memory.held_bytes(e.plan, e.tx, m.over(jax.devices())) for m in (Mesh(), Mesh(fsdp=4))
-    )
+    meshes = (mesh.over(jax.devices()) for mesh in (Mesh(), Mesh(fsdp=4)))
+    whole, divided = (memory.held_bytes(e.plan, e.tx, mesh) for mesh in meshes)
     assert 16 * parameters < whole < 16 * parameters + 200
     assert whole / 4 < divided < whole / 2
     monkeypatch.setattr(programs, "made", None)
-    monkeypatch.setattr(memory, "memory_limit", lambda: divided)
     says = rf"needs {whole / 1e9:.3g} GB .* on each device, which has {divided / 1e9:.3g} GB, and "
     says += "activations are not yet counted: with --set mesh.data=1 --set mesh.fsdp=4 it needs"
-    with pytest.raises(UserError, match=says):
-        pretrain.run_experiment(e, tmp_path / "run")
-    monkeypatch.setattr(memory, "memory_limit", lambda: divided - 1)
-    with pytest.raises(UserError, match="use more devices or a smaller model"):
-        pretrain.run_experiment(e, tmp_path / "run")
+    for limit, said in ((divided, says), (divided - 1, "use more devices or a smaller model")):
+        monkeypatch.setattr(memory, "memory_limit", lambda limit=limit: limit)
+        with pytest.raises(UserError, match=said):
+            pretrain.run_experiment(e, tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_a_device_without_memory_left_is_one_line(capsys):
-    def full():
-        raise jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes\nmore"
-        )
-
-    with pytest.raises(SystemExit):
-        exits_cleanly(full)
-    said = capsys.readouterr().err
-    assert (
-        said.startswith("error: a device has no memory left (RESOURCE_EXHAUSTED: Out of memory")
-        and said.count("\n") == 1
-    )
 
 
 def test_the_cost_of_experts_is_that_of_the_tokens_on_each_device():
