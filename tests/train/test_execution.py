@@ -22,25 +22,20 @@ from train.plan.modifiers import DropLayers
 from train.store.workdir import Workdir
 
 VIT = ViTConfig(
-    image=8, patch=4, channels=3, classes=7, layers=2, embed=8, heads=2, head_dim=4, mlp=16
+    **dict(image=8, patch=4, channels=3, classes=7, layers=2, embed=8, heads=2, head_dim=4, mlp=16)
 )
 # Gradients are summed in another order, in float32.
 ROUNDING = 1e-5
 
 
-def model(experiment, **changes):
-    return replace(experiment, model=replace(experiment.model, **changes))
-
-
 def test_execution_changes_on_resume_and_the_record_lists_it(tmp_path, capsys, whole_run):
-    experiment = whole_run[0]
-    runs.killed(experiment, tmp_path / "run", 2)
-    other = replace(
-        model(experiment, remat="full", scan_layers=False), accumulate=2, eval_every=2, keep_every=2
-    )
-    runs.killed(other, tmp_path / "run", 4)
+    experiment, run = whole_run[0], tmp_path / "run"
+    runs.killed(experiment, run, 2)
+    model = replace(experiment.model, remat="full", scan_layers=False)
+    other = replace(experiment, model=model, accumulate=2, eval_every=2, keep_every=2)
+    runs.killed(other, run, 4)
     assert "accumulate is 2 from step 2 on; it was 1" in capsys.readouterr().err
-    result = pretrain.run_experiment(replace(other, accumulate=1), tmp_path / "run")
+    result = pretrain.run_experiment(replace(other, eval_every=4), run)
     changed = {(c["step"], c["setting"]): (c["before"], c["after"]) for c in result["changes"]}
     assert changed == {
         (2, "accumulate"): (1, 2),
@@ -48,12 +43,10 @@ def test_execution_changes_on_resume_and_the_record_lists_it(tmp_path, capsys, w
         (2, "keep_every"): (1, 2),
         (2, "model.remat"): ("products", "full"),
         (2, "model.scan_layers"): (True, False),
-        (4, "accumulate"): (2, 1),
+        (4, "eval_every"): (2, 4),
     }
-    assert json.loads((tmp_path / "run/config.json").read_text())["changes"] == result["changes"]
-    chex.assert_trees_all_close(
-        load_params(tmp_path / "run"), load_params(whole_run[1]), atol=ROUNDING
-    )
+    assert json.loads((run / "config.json").read_text())["changes"] == result["changes"]
+    chex.assert_trees_all_close(load_params(run), load_params(whole_run[1]), atol=ROUNDING)
 
 
 def test_a_change_that_is_lost_with_its_steps_is_listed_at_the_step_of_the_next_start(
@@ -79,18 +72,20 @@ def with_value(node, name, value):
     return copy
 
 
+EXPERTS = LlamaConfig(
+    **dict(vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16),
+    **dict(experts=2, active=1),
+)
+MEASURED = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity())),))
 OF_ALL_KINDS = [
     {},
     {"data": Images("folder", "pictures"), "model": VIT},
     {"data": Labelled("cola", "texts")},
     {"method": runs.VCYCLE},
     {"method": Growing(runs.MODEL), "model": runs.LARGE},
-    {"method": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity())),))},
-    {"model": LlamaConfig(
-        vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16,
-        experts=2, active=1, capacity=1.25,
-    )},
-]  # fmt: skip
+    {"method": MEASURED},
+    {"model": replace(EXPERTS, capacity=1.25)},
+]
 
 
 @pytest.mark.parametrize("changes", OF_ALL_KINDS)
@@ -128,37 +123,25 @@ def test_moved_data_are_free_only_if_they_are_known_to_be_the_same(tmp_path, who
 
 
 def test_execution_of_the_small_models_of_a_method_is_free(tmp_path):
-    one = runs.experiment(tmp_path, method=Growing(runs.SMALL))
-    other = replace(one, method=Growing(replace(runs.SMALL, remat="full")))
-    assert resume_conflicts(experiment_json(one), experiment_json(other)) == []
-    third = replace(one, method=Growing(replace(runs.SMALL, eps=1e-3)))
-    assert resume_conflicts(experiment_json(one), experiment_json(third)) == [
-        "method.Growing.small.eps: 1e-05 and 0.001"
+    one, *others = (
+        experiment_json(runs.experiment(tmp_path, method=Growing(replace(runs.SMALL, **change))))
+        for change in ({}, {"remat": "full"}, {"eps": 1e-3})
+    )
+    assert [resume_conflicts(one, other) for other in others] == [
+        *([], ["method.Growing.small.eps: 1e-05 and 0.001"])
     ]
 
 
-@pytest.mark.parametrize(
-    "change, setting",
-    [
-        ({"method": Scratch((DropLayers(LayerDrop()),))}, "accumulate"),
-        ({"method": Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity())),))}, "eval_batches"),
-        (
-            {
-                "model": LlamaConfig(
-                    vocab=256, context=8, layers=2, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16,
-                    experts=2, active=1,
-                )
-            },
-            "accumulate",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "setting"), [
+    ({"method": Scratch((DropLayers(LayerDrop()),))}, "accumulate"),
+    ({"method": MEASURED}, "eval_batches"),
+    ({"model": EXPERTS}, "accumulate"),
+])  # fmt: skip
 def test_execution_that_changes_the_computation_is_refused_with_the_reason(
     tmp_path, change, setting
 ):
     one = runs.experiment(tmp_path, **change)
     other = replace(one, **{setting: 4})
-    (line,) = resume_conflicts(
-        experiment_json(one), experiment_json(other), binding_settings(other)
-    )
+    both = map(experiment_json, (one, other))
+    (line,) = resume_conflicts(*both, binding_settings(other))
     assert line.startswith(f"{setting}: ") and line.endswith(f"({binding_settings(one)[setting]})")
