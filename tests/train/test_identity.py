@@ -16,9 +16,8 @@ from train.data.text import Data
 
 
 def write(path: Path, offset: int = 0) -> str:
-    Tokenizer(models.BPE(vocab={chr(i): (i + offset) % 256 for i in range(256)}, merges=[])).save(
-        str(path)
-    )
+    vocabulary = {chr(i): (i + offset) % 256 for i in range(256)}
+    Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(path))
     return str(path)
 
 
@@ -26,12 +25,10 @@ def write(path: Path, offset: int = 0) -> str:
 def stopped(tmp_path_factory):
     """Return an experiment, and the folder of its run, which was killed after two steps."""
     folder = tmp_path_factory.mktemp("stopped")
-    experiment = runs.experiment(folder, checkpoint_every=2)
-    experiment = replace(
-        experiment, data=replace(experiment.data, tokenizer=write(folder / "some.json"))
-    )
-    runs.killed(experiment, folder / "run", 2)
-    return experiment, folder
+    e = runs.experiment(folder, checkpoint_every=2)
+    e = replace(e, data=replace(e.data, tokenizer=write(folder / "some.json")))
+    runs.killed(e, folder / "run", 2)
+    return e, folder
 
 
 @pytest.fixture
@@ -62,14 +59,9 @@ def written(data: Data, new: dict[int, str]) -> Data:
 CHANGES = {
     "a file": lambda data, p: written(data, {0: texts(data)[0][::-1]}),
     "one more file": lambda data, p: written(data, {8: "another"}),
-    "two files that are swapped": lambda data, p: written(
-        data, dict(enumerate(texts(data)[1::-1]))
-    ),
+    "two swapped files": lambda data, p: written(data, dict(enumerate(texts(data)[1::-1]))),
     "the held-out part": lambda data, p: written(data, {3: "a" * 300}),
     "the tokenizer": lambda data, p: replace(data, tokenizer=write(p / "other.json", offset=1)),
-    "another corpus": lambda data, p: written(
-        replace(data, path=str(shutil.copytree(data.path, p / "other"))), {0: "another"}
-    ),
 }
 
 
@@ -78,17 +70,13 @@ def test_other_data_are_refused_and_both_named(run, tmp_path, change):
     experiment, folder = run
     began = json.loads((folder / "config.json").read_text())["corpus"]
     data = change(experiment.data, tmp_path)
-    here = data.identity(runs.MODEL)
-    before = contents(folder)
-    with pytest.raises(
-        UserError,
-        match=r"was started with other data: .* there, .* here; restore the original data",
-    ) as refused:
+    here, before = data.identity(runs.MODEL), contents(folder)
+    says = r"was started with other data: .* there, .* here; restore the original data"
+    with pytest.raises(UserError, match=says) as refused:
         pretrain.run_experiment(replace(experiment, data=data), folder)
     changed = [key for key in ("train", "valid", "tokenizer") if began[key] != here[key]]
-    assert changed and all(
-        c[key][:12] in str(refused.value) for c in (began, here) for key in changed
-    )
+    named = [corpus[key][:12] for corpus in (began, here) for key in changed]
+    assert changed and all(name in str(refused.value) for name in named)
     assert contents(folder) == before
 
 
@@ -97,15 +85,14 @@ def test_the_same_data_elsewhere_and_touched_are_the_same(run, tmp_path):
 
     The run is moved, finished and moved again.
     """
-    experiment, folder = run
-    elsewhere = Path(shutil.copytree(experiment.data.path, tmp_path / "else" / "where"))
+    (experiment, folder), data = run, run[0].data
+    elsewhere = Path(shutil.copytree(data.path, tmp_path / "else" / "where"))
     for file in elsewhere.iterdir():
         os.utime(file, ns=(0, 0))
-    tokenizer = str(shutil.copy(experiment.data.tokenizer, tmp_path / "moved.json"))
-    shutil.rmtree(experiment.data.path)
-    moved = replace(
-        experiment.data, path=str(elsewhere), tokenizer=tokenizer, cache=str(tmp_path / "another")
-    )
+    moved = {"path": str(elsewhere), "cache": str(tmp_path / "another")}
+    moved["tokenizer"] = str(shutil.copy(data.tokenizer, tmp_path / "moved.json"))
+    shutil.rmtree(data.path)
+    moved = replace(data, **moved)
     result = pretrain.run_experiment(replace(experiment, data=moved), folder)
     assert result["corpus"] == moved.identity(runs.MODEL) | {"evaluated": 16}
     assert result["steps"] == 8
