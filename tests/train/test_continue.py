@@ -23,44 +23,34 @@ from train.plan.methods import Continue, Scratch
 from train.state.mesh import Mesh
 from train.store.workdir import imported_model
 
+MODEL = replace(CONFIG, vocab=256, context=8)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Write a Hugging Face folder in bfloat16."""
-    return saved(
-        tmp_path_factory.mktemp("theirs") / "gpt",
-        replace(CONFIG, vocab=256, context=8),
-        dtype="bfloat16",
-    )
+    return saved(tmp_path_factory.mktemp("theirs") / "gpt", MODEL, dtype="bfloat16")
 
 
 def test_a_hugging_face_model_grown_on_disk_is_trained_on(folder, tmp_path, capsys):
-    assert (
-        main(["grow", str(folder), str(tmp_path / "grown"), "--method", "stack", "--layers", "8"])
-        == 0
-    )
-    config, params = checkpoints.load(tmp_path / "grown")
-    e = runs.experiment(
-        tmp_path, model=config, method=Continue(str(tmp_path / "grown")), steps=4, mesh=Mesh(2, 2)
-    )
+    grown = tmp_path / "grown"
+    assert main(["grow", str(folder), str(grown), "--method", "stack", "--layers", "8"]) == 0
+    config, params = checkpoints.load(grown)
+    same = {"model": config, "steps": 2, "mesh": Mesh(2, 2)}
+    e = runs.experiment(tmp_path, method=Continue(str(grown)), **same)
     result = pretrain.run_experiment(e, tmp_path / "run")
-    said = capsys.readouterr().err
-    assert (
-        f"{tmp_path / 'grown'} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
-        in said
-    )
-    assert [(p["kind"], p["flops"] > 0) for p in result["phases"]] == [
-        ("import", False),
-        ("train", True),
-    ]
+    says = f"{grown} was not trained by jaxgrow: the cost of its model is unknown and therefore not counted"
+    assert says in capsys.readouterr().err
+    phases = [(p["kind"], p["flops"] > 0) for p in result["phases"]]
+    assert phases == [("import", False), ("train", True)]
     first = runs.log(tmp_path / "run")[0]
     assert first["phase"] == "import large" and first["step"] == 0
     trained = load_params(tmp_path / "run")
     assert {x.dtype.name for x in jax.tree.leaves(trained)} == {"float32"}
-    # 4 steps with learning rate 1e-2
+    # 2 steps with learning rates up to 1e-2
     chex.assert_trees_all_close(trained, jax.tree.map(np.float32, params), rtol=0, atol=0.05)
     # A model trained this way can be a source again, and its cost is included.
-    again = replace(e, method=Continue("run"), name="again", steps=2)
+    again = replace(e, method=Continue("run"), name="again")
     assert pretrain.run_experiment(again, tmp_path / "again")["flops"] > result["flops"]
 
 
@@ -73,41 +63,32 @@ def test_it_begins_with_their_numbers_on_every_mesh(folder):
 
 
 def test_what_is_no_model_or_another_one_is_told(folder, tmp_path):
-    config = checkpoints.load(folder)[0]
-
-    def says(method, what, **changes):
-        with pytest.raises(UserError, match=what):
-            pretrain.run_experiment(
-                runs.experiment(tmp_path, model=config, method=method, **changes), tmp_path / "run"
-            )
-
-    says(
-        Continue("nowhere"),
-        r"there is neither a finished run nor another model in .*nowhere; run its config first",
-    )
-    (tmp_path / "empty").mkdir()
-    says(Continue("empty"), r"empty is neither a finished run nor a Hugging Face folder")
-    wider = replace(config, mlp=2 * config.mlp)
-    with pytest.raises(
-        UserError,
-        match=rf"does not have the expected config .values there and here: mlp: {config.mlp} and",
-    ):
-        imported_model(folder, wider, runs.mesh())
     e = runs.experiment(tmp_path, name="begun", method=Scratch(), checkpoint_every=2)
     runs.killed(e, tmp_path / "begun", 2)
-    # An unfinished run is read from its newest checkpoint.
-    says(Continue("begun"), r"begun does not have the expected config")
-    (tmp_path / "lost").mkdir()
+    for name in ("empty", "lost"):
+        (tmp_path / name).mkdir()
     (tmp_path / "lost" / "metrics.jsonl").write_text("a line")
-    says(Continue("lost"), r"there is neither a finished run nor another model in .*lost")
+    neither = r"there is neither a finished run nor another model in .*"
+    for name, says in (
+        ("nowhere", neither + "nowhere; run its config first"),
+        ("empty", r"empty is neither a finished run nor a Hugging Face folder"),
+        # An unfinished run is read from its newest checkpoint.
+        ("begun", r"begun does not have the expected config"),
+        ("lost", neither + "lost"),
+    ):
+        with pytest.raises(UserError, match=says):
+            other = runs.experiment(tmp_path, model=MODEL, method=Continue(name))
+            pretrain.run_experiment(other, tmp_path / "run")
+    wider = replace(MODEL, mlp=2 * MODEL.mlp)
+    says = rf"does not have the expected config .values there and here: mlp: {MODEL.mlp} and"
+    with pytest.raises(UserError, match=says):
+        imported_model(folder, wider, runs.mesh())
 
 
 def test_a_run_whose_source_has_changed_is_refused(tmp_path):
     """Check that neither an old result nor a mixture of two models is taken for the new one."""
-    source = saved(tmp_path / "gpt", replace(CONFIG, vocab=256, context=8))
-    e = runs.experiment(
-        tmp_path, model=replace(CONFIG, vocab=256, context=8), method=Continue("gpt"), steps=2
-    )
+    source = saved(tmp_path / "gpt", MODEL)
+    e = runs.experiment(tmp_path, model=MODEL, method=Continue("gpt"), steps=2)
     first = pretrain.run_experiment(e, tmp_path / "run")
     assert pretrain.run_experiment(e, tmp_path / "run") == first  # the control: the same model
     config, params = checkpoints.load(source)
