@@ -9,7 +9,7 @@ import runs
 
 from train import pretrain
 from train.extras.run_params import load_params
-from train.step import inputs, programs, step
+from train.step import programs, step
 from train.store.workdir import Workdir
 
 BAD = (3, 4, 6)  # steps whose gradients are not finite
@@ -51,15 +51,11 @@ def test_a_skipped_step_is_a_step_without_its_update(tmp_path, monkeypatch, pois
 
 
 def test_the_program_has_no_callback_and_its_choice_is_in_the_graph(tmp_path):
-    tx, skips = experiment(tmp_path).tx, jnp.zeros(3, jnp.int32)
-    model = runs.model(runs.MODEL, tx)
-    tokens = np.zeros((8, 8), np.int32)
-    given = step.StepInputs(np.float32(0.1), skips=skips)
-    text = (
-        jax.jit(step.train_step(tx, 1, skip=True)).lower(model, (tokens, tokens), given).as_text()
-    )
+    tx, tokens = experiment(tmp_path).tx, np.zeros((8, 8), np.int32)
+    given = step.StepInputs(np.float32(0.1), skips=jnp.zeros(3, jnp.int32))
+    run = jax.jit(step.train_step(tx, 1, skip=True))
+    text = run.lower(runs.model(runs.MODEL, tx), (tokens, tokens), given).as_text()
     assert "callback" not in text and "is_finite" in text
-    assert inputs.StepInputs is step.StepInputs
 
 
 def test_keep_every_keeps_every_kth_checkpoint(tmp_path):
