@@ -69,7 +69,6 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
 
 
 def test_every_command_of_jaxgrow_is_shown():
-    # all commands
     assert len({command[0] for text in PAGES.values() for command in commands(text)}) == 10
 
 
@@ -81,21 +80,15 @@ def test_what_a_page_names_is_there(page):
         file = ROOT / (found["file"] or found["module"].replace(".", "/") + ".py")
         options = re.findall(r"--[a-z][\w-]*", found["rest"].split("#")[0].split("`")[0])
         source = file.read_text() if file.exists() else ""
+        known = [o for call, options in SHARED.items() if call in source for o in options]
         if file.parent == ROOT / "train" and file.stem in COMMANDS:
-            options_of = [a.option_strings for a in command_parser(file.stem)._actions]
-            source += " ".join(f'"{o}"' for names in options_of for o in names)
-        shared = [o for call, options in SHARED.items() if call in source for o in options]
-        source += " ".join(f'"{option}"' for option in shared)
-        missing += [
-            f"{file.name} {option}" for option in options or [""] if f'"{option}' not in source
-        ]
+            known += [o for a in command_parser(file.stem)._actions for o in a.option_strings]
+        source += " ".join(f'"{option}"' for option in known)
+        missing += [f"{file.name} {o}" for o in options or [""] if f'"{o}' not in source]
     short = re.search(r"^    c=(\S+)$|`c=(\S+)`", text, re.MULTILINE)
     for file, name in CONFIG.findall(text):
         file = (short[1] or short[2]) if file == "$c" and short else file
-        names = {
-            node.name
-            for node in ast.parse((ROOT / file).read_text()).body
-            if isinstance(node, ast.FunctionDef)
-        }
+        tree = ast.parse((ROOT / file).read_text())
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         missing += [] if name in names else [f"{file}:{name}"]
     assert not missing

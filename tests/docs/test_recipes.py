@@ -20,6 +20,8 @@ from train.plan.transforms import Grow
 from train.state.model import TrainState
 from train.state.optim import Optim
 
+STAGES = dict(embed=(8, 16), heads=(2, 4), head_dim=4, image=32, window=4)
+
 
 @pytest.mark.extra
 def test_growing_narrower_mlps_is_exact_and_copies_differ():
@@ -43,10 +45,8 @@ def test_the_demo_compares_like_with_like():
 
     The README states this cost as a fraction.
     """
-    base, grown, cycle = (
-        load_experiment(f"configs/demo.py:{name}")
-        for name in ("muon", "muon_deepen", "muon_vcycle")
-    )
+    names = ("muon", "muon_deepen", "muon_vcycle")
+    base, grown, cycle = (load_experiment(f"configs/demo.py:{name}") for name in names)
     assert base.optim == grown.optim == cycle.optim and base.optim.name == "muon"
     assert base.model == grown.model == cycle.model and base.data == grown.data == cycle.data
     assert (grown.steps, base.steps) == (772, 1200)
@@ -60,36 +60,25 @@ def test_the_demo_compares_like_with_like():
 
 
 def test_what_does_not_divide_stays():
-    odd = replace(runs.LARGE, mlp=15)
-    assert deepened(odd, 2, 0.5, TrainStage(0.5), narrower=2) == deepened(
-        odd, 2, 0.5, TrainStage(0.5)
-    )
-    swin = SwinConfig(
-        layers=(1, 2), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(15, 32), image=32, window=4
-    )
+    odd = (replace(runs.LARGE, mlp=15), 2, 0.5, TrainStage(0.5))
+    assert deepened(*odd, narrower=2) == deepened(*odd)
+    swin = SwinConfig(**STAGES, layers=(1, 2), mlp=(15, 32))
     small = deepened(swin, 2, 0.5, TrainStage(0.5), narrower=2).small
     # each stage is halved separately and keeps at least one layer
     assert small.layers == (1, 1) and small.mlp == (15, 16)
 
 
+def growth_of(large):
+    """Return the growth from half of the layers."""
+    plan = deepened(large, 6, 0.5, TrainStage(0.5)).plan(large, Optim(), 8)
+    [grown] = (p for p in plan if isinstance(p, Grow))
+    return grown
+
+
 def test_layers_of_several_kinds_keep_their_kind():
-    large = LlamaConfig(
-        layers=12,
-        embed=8,
-        heads=2,
-        kv_heads=2,
-        head_dim=4,
-        mlp=16,
-        vocab=32,
-        context=16,
-        kinds="fss",
-        window=4,
-    )
-    (grown,) = (
-        p
-        for p in deepened(large, 6, 0.5, TrainStage(0.5)).plan(large, Optim(), 8)
-        if isinstance(p, Grow)
-    )
+    sizes = dict(layers=12, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=16, vocab=32, context=16)
+    large = LlamaConfig(**sizes, kinds="fss", window=4)
+    grown = growth_of(large)
     assert grown.small.resized(*grown.growths).kinds == large.kinds
     # control: each layer next to its copy
     neighbours = interleave(grown.small.sizes(), {"layers": 12})
@@ -97,13 +86,6 @@ def test_layers_of_several_kinds_keep_their_kind():
 
 
 def test_layers_with_a_shift_become_layers_with_a_shift():
-    large = SwinConfig(
-        layers=(4, 8), embed=(8, 16), heads=(2, 4), head_dim=4, mlp=(16, 32), image=32, window=4
-    )
-    (grown,) = (
-        p
-        for p in deepened(large, 6, 0.5, TrainStage(0.5)).plan(large, Optim(), 8)
-        if isinstance(p, Grow)
-    )
+    grown = growth_of(SwinConfig(**STAGES, layers=(4, 8), mlp=(16, 32)))
     sources = [grown.growths[0][f"layers.{s}"].write.index[:, 0] for s in (0, 1)]
     assert [s.tolist() for s in sources] == [[0, 1, 0, 1], [0, 1, 0, 1, 2, 3, 2, 3]]

@@ -54,11 +54,8 @@ def test_a_wheel_holds_the_library_its_command_and_its_types(wheel):
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = (p for ending in ("*.py", "*.pyi") for p in (ROOT / "jaxgrow").rglob(ending))
     library = {str(p.relative_to(ROOT)) for p in sources}
-    assert held == library | {
-        "jaxgrow/py.typed",
-        "jaxgrow/extras/evidence.toml",
-        "jaxgrow_command.py",
-    }
+    others = "jaxgrow/py.typed jaxgrow/extras/evidence.toml jaxgrow_command.py"
+    assert held == library | {*others.split()}
 
 
 @pytest.mark.slow
@@ -84,13 +81,11 @@ def test_a_wheel_works_outside_the_checkout(wheel, tmp_path):
 
 
 def test_what_train_needs_is_the_extra_of_that_name():
-    extra = {
-        re.split("[>=<]", text)[0].replace("-", "_")
-        for text in PROJECT["optional-dependencies"]["train"]
-    }
-    assert extra == set(train.NEEDS)
-    library = {re.split("[>=<]", text)[0] for text in PROJECT["dependencies"]}
-    assert not library & {name.replace("_", "-") for name in train.NEEDS}
+    def names(requirements):
+        return {re.split("[>=<]", text)[0].replace("-", "_") for text in requirements}
+
+    assert names(PROJECT["optional-dependencies"]["train"]) == set(train.NEEDS)
+    assert not names(PROJECT["dependencies"]) & set(train.NEEDS)
 
 
 LACKING = """

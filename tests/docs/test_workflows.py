@@ -13,12 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WORKFLOWS = {p.name: yaml.safe_load(p.read_text()) for p in ROOT.glob(".github/workflows/*.yml")}
 JOBS = {(file, name): job for file, of in WORKFLOWS.items() for name, job in of["jobs"].items()}
 # The package of each tool that a workflow runs.
-TOOLS = {
-    "pytest": "pytest",
-    "ruff": "ruff",
-    "basedpyright": "basedpyright",
-    "sphinx-build": "sphinx",
-}
+TOOLS = {name: name for name in ("pytest", "ruff", "basedpyright")} | {"sphinx-build": "sphinx"}
 
 
 def rows(job: dict) -> list[dict]:
@@ -65,9 +60,7 @@ def value(words: list[str], option: str) -> str | None:
     return words[words.index(option) + 1] if option in words else None
 
 
-EVERY = [
-    (*at, words) for at, job in JOBS.items() for row in rows(job) for words in commands(job, row)
-]
+EVERY = [words for job in JOBS.values() for row in rows(job) for words in commands(job, row)]
 
 
 @pytest.mark.parametrize(("file", "name"), JOBS)
@@ -85,7 +78,7 @@ def test_every_job_installs_the_tools_that_it_runs(file, name):
 
 def test_markers_and_files_exist():
     markers = {m.partition(":")[0] for m in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
-    used = [words for _, _, words in EVERY if words[0] == "pytest"]
+    used = [words for words in EVERY if words[0] == "pytest"]
     assert len(used) >= 8
     for words in used:
         expression = re.findall(r"\w+", value(words, "-m") or "")
@@ -94,7 +87,7 @@ def test_markers_and_files_exist():
 
 
 def test_chosen_tests_exist():
-    chosen = [words for _, _, words in EVERY if "-k" in words]
+    chosen = [words for words in EVERY if "-k" in words]
     assert chosen
     for words in chosen:
         files = [ROOT / word for word in words if word.endswith(".py")]
@@ -103,27 +96,23 @@ def test_chosen_tests_exist():
 
 def test_versions_are_those_that_the_readme_names():
     readme = (ROOT / "README.md").read_text()
-    python, last_python, jax, last_jax = re.search(
-        r"Python (\S+) to (\S+), JAX (\S+) to (\d\.\d+)", readme
-    ).groups()
+    named = re.search(r"Python (\S+) to (\S+), JAX (\S+) to (\d\.\d+)", readme)
+    python, last_python, jax, last_jax = named.groups()
     assert PROJECT["project"]["requires-python"] == f">={python}"
     assert f"jax>={jax}" in PROJECT["project"]["dependencies"]
     for at in (("tests.yml", "tests"), ("nightly.yml", "slow"), ("nightly.yml", "aot")):
         tested = rows(JOBS[at])
         assert (tested[0]["python"], tested[-1]["python"]) == (python, last_python)
         assert (tested[0]["jax"], tested[-1]["jax"]) == (jax, last_jax)
-    oldest = re.search(
-        r"transformers>=([\d.]+)", str(PROJECT["project"]["optional-dependencies"]["interop-test"])
-    )
+    interop = PROJECT["project"]["optional-dependencies"]["interop-test"]
+    oldest = re.search(r"transformers>=([\d.]+)", str(interop))
     assert rows(JOBS["nightly.yml", "interop"])[0]["transformers"] == f"=={oldest[1]}.*"
 
 
 @pytest.mark.parametrize("action", ["actions/deploy-pages", "pypa/gh-action-pypi-publish"])
 def test_a_job_that_publishes_has_an_environment_and_a_token(action):
     """GitHub Pages and the package index identify the job by its environment."""
-    publishing = [
-        job for job in JOBS.values() if any(action in step.get("uses", "") for step in job["steps"])
-    ]
-    assert publishing
-    for job in publishing:
+    jobs = [job for job in JOBS.values() if any(action in s.get("uses", "") for s in job["steps"])]
+    assert jobs
+    for job in jobs:
         assert job["environment"] and job["permissions"]["id-token"] == "write"
