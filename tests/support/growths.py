@@ -1,6 +1,6 @@
 """Growths of one small model by every operator, and the laws that each growth obeys."""
 
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import tiny
 
@@ -25,6 +25,7 @@ OLD = tiny.WIDTHS
 # instead of new sizes.
 LISTED = ("unloop", "passthrough")
 DEPTH = {name: found for name, found in registry.DEPTH.items() if name not in LISTED}
+GROUPS = ((3, 0, 4), (2, 1))
 RAGGED = {"embed": 8, "heads": 5, "mlp": 13}
 BIT, ROUNDED, NOT = "to the bit", "up to rounding", "not"
 INVERSES = {"bitwise": BIT, "rounded": ROUNDED, "no": NOT}
@@ -34,12 +35,20 @@ class Row(NamedTuple):
     growth: Growth
     keeps: bool  # the function of every model
     # C D = 1; bitwise if all group sizes are powers of two
-    inverts: Literal["to the bit", "up to rounding", "not"]
+    inverts: str
     dual: bool = True  # gradients grow by the dual if the function is preserved
 
 
 def to(**new: int) -> dict[str, int]:
     return {**OLD, **new}
+
+
+FOUR = to(layers=4)
+
+
+def heads(count: int, groups: Any) -> Growth:
+    """Return the growth of three heads, each with two features and three MLP units, to more."""
+    return decoalesce(to(heads=count, embed=2 * count, mlp=3 * count), heads=groups)
 
 
 def registered(operator: Operator) -> Row:
@@ -55,33 +64,17 @@ OPERATORS = {
         for name, found in registry.OPERATORS.items()
         if found.example and name == found.name
     },
-    "decoalesce heads, far pairs": Row(
-        decoalesce(to(heads=6, embed=12, mlp=18), heads="far"), True, BIT
-    ),
-    "decoalesce heads, adjacent pairs": Row(
-        decoalesce(to(heads=6, embed=12, mlp=18), heads="adjacent"), True, BIT
-    ),
-    "decoalesce heads, threes": Row(
-        decoalesce(to(heads=9, embed=18, mlp=27), heads=far(9, 3)), True, ROUNDED
-    ),
-    "decoalesce heads, 4 + 2 + 1": Row(
-        decoalesce(to(heads=7, embed=14, mlp=21), heads=((5, 0, 6, 2), (1, 4), (3,))), False, BIT
-    ),
-    "decoalesce heads, random": Row(
-        decoalesce(to(heads=10, embed=20, mlp=30), heads=tiny.random_groups(10, 3, seed=1)),
-        False,
-        ROUNDED,
-    ),
+    "decoalesce heads, far pairs": Row(heads(6, "far"), True, BIT),
+    "decoalesce heads, adjacent pairs": Row(heads(6, "adjacent"), True, BIT),
+    "decoalesce heads, threes": Row(heads(9, far(9, 3)), True, ROUNDED),
+    "decoalesce heads, 4 + 2 + 1": Row(heads(7, ((5, 0, 6, 2), (1, 4), (3,))), False, BIT),
+    "decoalesce heads, random": Row(heads(10, tiny.random_groups(10, 3, seed=1)), False, ROUNDED),
     "decoalesce mlp, random": Row(
         decoalesce(to(mlp=20), mlp=tiny.random_groups(20, 9, seed=2)), True, ROUNDED
     ),
-    "decoalesce layers, far pairs": Row(decoalesce(to(layers=4), layers="far"), False, BIT),
-    "decoalesce layers, adjacent pairs": Row(
-        decoalesce(to(layers=4), layers="adjacent"), False, BIT
-    ),
-    "decoalesce layers, 3 + 2": Row(
-        decoalesce(to(layers=5), layers=((3, 0, 4), (2, 1))), False, ROUNDED
-    ),
+    "decoalesce layers, far pairs": Row(decoalesce(FOUR, layers="far"), False, BIT),
+    "decoalesce layers, adjacent pairs": Row(decoalesce(FOUR, layers="adjacent"), False, BIT),
+    "decoalesce layers, 3 + 2": Row(decoalesce(to(layers=5), layers=GROUPS), False, ROUNDED),
     "decoalesce everything": Row(
         decoalesce(
             to(**tiny.BIG), heads="far", mlp=tiny.random_groups(18, 9, seed=3), layers="adjacent"

@@ -15,53 +15,34 @@ from jaxgrow.checkpoints.source import leaves_by_path
 from jaxgrow.cli import program
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 11,
-    "hidden_size": 16,
-    "intermediate_size": 20,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 16,
+    **dict(vocab_size=11, hidden_size=16, intermediate_size=20, num_hidden_layers=4, head_dim=4),
+    **dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=16),
 }
+_SHORT = {"vocab_size": 11, "max_position_embeddings": 16}
+_PLAIN = {"head_dim": None}
+_LOCAL = {"sliding_window": 3, "query_pre_attn_scalar": 4}
 _MIXED = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "num_experts": 4}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _OWN = {
     "OPTForCausalLM": {"ffn_dim": 20},
-    "GPTNeoXForCausalLM": {"head_dim": None, "rotary_pct": 0.5},
-    "OlmoForCausalLM": {"head_dim": None},
-    "Olmo2ForCausalLM": {"head_dim": None},
-    "Olmo3ForCausalLM": {"head_dim": None, "sliding_window": 3},
-    "Gemma2ForCausalLM": {"sliding_window": 3, "query_pre_attn_scalar": 4},
-    "Phi3ForCausalLM": {"head_dim": None, "pad_token_id": 0},
-    "GraniteForCausalLM": {"head_dim": None},
-    "GraniteMoeHybridForCausalLM": {
-        "head_dim": None,
-        "layer_types": ["attention"] * 4,
-        "num_local_experts": 0,
-        "shared_intermediate_size": 20,
-        "position_embedding_type": "rope",
-    },
-    "GptOssForCausalLM": {
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 3,
-        "rope_scaling": {"rope_type": "default"},
-    },
+    "GPTNeoXForCausalLM": _PLAIN | {"rotary_pct": 0.5},
+    "OlmoForCausalLM": _PLAIN,
+    "Olmo2ForCausalLM": _PLAIN,
+    "Olmo3ForCausalLM": _PLAIN | {"sliding_window": 3},
+    "Gemma2ForCausalLM": _LOCAL,
+    "Phi3ForCausalLM": _PLAIN | {"pad_token_id": 0},
+    "GraniteForCausalLM": _PLAIN,
+    "GraniteMoeHybridForCausalLM": _PLAIN | {"layer_types": ["attention"] * 4, "num_local_experts": 0,
+        "shared_intermediate_size": 20, "position_embedding_type": "rope"},
+    "GptOssForCausalLM": _EXPERTS | {"sliding_window": 3, "rope_scaling": {"rope_type": "default"}},
     "GPT2LMHeadModel": {"vocab_size": 11, "n_positions": 16, "n_layer": 4, "n_embd": 16, "n_head": 4},
-    "DistilBertForMaskedLM": {
-        "vocab_size": 11,
-        "max_position_embeddings": 16,
-        "n_layers": 4,
-        "dim": 16,
-        "n_heads": 4,
-        "hidden_dim": 20,
-    },
+    "DistilBertForMaskedLM": _SHORT | {"n_layers": 4, "dim": 16, "n_heads": 4, "hidden_dim": 20},
     "Qwen2ForCausalLM": {"tie_word_embeddings": False, "use_sliding_window": False},
-    "Gemma3ForCausalLM": {"sliding_window": 3, "query_pre_attn_scalar": 4},
+    "Gemma3ForCausalLM": _LOCAL,
     "SmolLM3ForCausalLM": {"use_sliding_window": False},
-    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "MixtralForCausalLM": _EXPERTS,
     "Qwen3MoeForCausalLM": _MIXED,
-    "OlmoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": None},
+    "OlmoeForCausalLM": _PLAIN | {"num_experts": 4, "num_experts_per_tok": 2},
     "Qwen2MoeForCausalLM": _MIXED | {"shared_expert_intermediate_size": 14},
 }  # fmt: skip
 
@@ -69,14 +50,9 @@ _OWN = {
 def published(
     folder: Path, architecture: str, weights: str = "float32", seed: int = 0, **keys: Any
 ) -> Path:
-    """Write a model whose ``config.json`` has exactly these keys; None removes one.
+    """Write a model with random weights.
 
-    Args:
-      folder: the new folder.
-      architecture: the architecture.
-      weights: the dtype of the weights.
-      seed: random seed of the weights.
-      keys: keys of ``config.json``, besides the sizes.
+    ``config.json`` has exactly these keys and those of the sizes; None removes one.
     """
     family = FAMILIES[architecture]
     own = _OWN.get(architecture, {})

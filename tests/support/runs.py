@@ -38,9 +38,8 @@ MODEL = GPT2Config(vocab=256, context=8, layers=2, embed=8, heads=2, head_dim=4,
 SMALL = replace(MODEL, embed=4, heads=1, mlp=8)
 LARGE = replace(MODEL, layers=4)
 DOUBLED = ("hypercloning", "stack")  # function-preserving width growth, then depth
-VCYCLE = VCycle(
-    down=(TrainStage(0.25),), up=(TrainStage(0.5, lr=2.0), TrainStage(0.5))
-)  # 2, 4 and 4 of 8 steps
+# 2, 4 and 4 of 8 steps
+VCYCLE = VCycle(down=(TrainStage(0.25),), up=(TrainStage(0.5, lr=2.0), TrainStage(0.5)))
 
 
 def corpus(folder: Path, files: int = 8) -> Path:
@@ -75,22 +74,11 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
 def script(folder: Path, experiment: Experiment) -> str:
     """Write a config file of ``experiment`` and return its path."""
     path = folder / f"{experiment.name}.py"
-    modules = (
-        "jaxgrow.extras.peft.lora",
-        "train.extras.labelled.task",
-        "jaxgrow.models",
-        "jaxgrow.layerdrop",
-        "jaxgrow.operators.ligo",
-        "train.config.experiment",
-        "train.data.text",
-        "train.state.optim",
-        "train.plan.methods",
-        "train.state.mesh",
-    )
-    imports = "".join(
-        f"from {name} import *\n"
-        for name in (*modules, "train.plan.modifiers", "train.plan.transforms")
-    )
+    library = ("extras.peft.lora", "models", "layerdrop", "operators.ligo")
+    train = ("extras.labelled.task", "config.experiment", "data.text", "state.optim", "state.mesh")
+    train += ("plan.methods", "plan.modifiers", "plan.transforms")
+    modules = [*(f"jaxgrow.{name}" for name in library), *(f"train.{name}" for name in train)]
+    imports = "".join(f"from {name} import *\n" for name in modules)
     path.write_text(f"{imports}\n\ndef config():\n    return {experiment!r}\n")
     return str(path)
 
@@ -98,9 +86,8 @@ def script(folder: Path, experiment: Experiment) -> str:
 def log(folder: Path) -> list[dict[str, Any]]:
     """Read the lines of a run's log without the times, which differ between runs."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [
-        {k: v for k, v in line.items() if k not in ("seconds", "compile_seconds")} for line in lines
-    ]
+    times = ("seconds", "compile_seconds")
+    return [{k: v for k, v in line.items() if k not in times} for line in lines]
 
 
 def setting_values(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -158,10 +145,8 @@ def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2
         jax.tree.map(lambda x: np.square(rng.normal(size=x.shape)).astype(np.float32), params)
         for _ in range(2)
     )
-    five = np.int32(5)
-    clock_state = clock_state._replace(
-        count=five, start_count=jax.tree.map(lambda _: np.int32(0), params)
-    )
+    five, starts = np.int32(5), jax.tree.map(lambda _: np.int32(0), params)
+    clock_state = clock_state._replace(count=five, start_count=starts)
     opt = (clip, adam._replace(count=five, mu=mu, nu=nu), clock_state, decay)
     return TrainState(params, opt, config)
 
@@ -169,9 +154,8 @@ def trained(config: Config, tx: optax.GradientTransformation, scale: float = 0.2
 def small(folder: Path) -> Path:
     """Run the small model to its end, so that other runs can grow it."""
     run = folder / "small-seed0"
-    pretrain.run_experiment(
-        experiment(folder, name="small", model=SMALL, optim=Optim(peak_lr=0.1, warmup=2)), run
-    )
+    optim = Optim(peak_lr=0.1, warmup=2)
+    pretrain.run_experiment(experiment(folder, name="small", model=SMALL, optim=optim), run)
     return run
 
 

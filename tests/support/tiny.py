@@ -51,9 +51,8 @@ def shapes_by_name(config: GPT2Config):
     def leaf(names):
         return jax.ShapeDtypeStruct(tuple(sizes[axis_of(name)] for name in names), jnp.float32)
 
-    like = GPT2Config(
-        tied=config.tied, head=config.head, classes=config.classes, adapter=config.adapter
-    )
+    names = ("tied", "head", "classes", "adapter")
+    like = GPT2Config(**{name: getattr(config, name) for name in names})
     return jax.tree.map(leaf, axes(like), is_leaf=is_names)
 
 
@@ -66,10 +65,9 @@ def learned(small: Config, target: dict[str, int], shared: bool):
     """Return the shapes of LiGO's maps to the sizes ``target``, and of the model that they grow."""
 
     def grown(key):
-        coefficients = ligo.init_coefficients(
-            LiGO(shared=shared), axes(small), small.sizes(), target, key
-        )
-        growth = ligo.learned_growth(coefficients, axes(small), small.sizes())
+        about = (axes(small), small.sizes())
+        coefficients = ligo.init_coefficients(LiGO(shared=shared), *about, target, key)
+        growth = ligo.learned_growth(coefficients, *about)
         return coefficients, grow(growth, params(small), axes(small))
 
     return jax.eval_shape(grown, jax.random.key(0))
@@ -176,9 +174,8 @@ def wider(times: int, old: dict[str, int] = WIDTHS) -> dict[str, int]:
 
 def pairs(a, b) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield ``(path, leaf of a, leaf of b)``."""
-    for (path, x), y in zip(
-        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
-    ):
+    leaves_of_a = jax.tree_util.tree_leaves_with_path(a)
+    for (path, x), y in zip(leaves_of_a, jax.tree.leaves(b), strict=True):
         yield jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(x), np.asarray(y)
 
 
