@@ -1,4 +1,4 @@
-"""The advice of a message fits the settings that led to it, and the second attempt succeeds."""
+"""The advice of a message on too few data fits the settings, and the second attempt succeeds."""
 
 import re
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import pytest
 import runs
 
 from jaxgrow.layerdrop import LayerDrop, Sensitivity
-from train import pretrain
 from train.common.errors import UserError, explained_error
 from train.config.experiment import Experiment
 from train.data.text import Data
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
+from train.run.run_data import RunData
 from train.store.workdir import Workdir
 
 TEXT = "abcd efgh\n" * 30
@@ -63,39 +63,21 @@ CASES: dict[str, Case] = {
         r"training data has (\d+) .*: lower batch, or", lambda e, said: replace(e, batch=int(said[1]) // 4 * 4)),
     "micro-batches": (lambda p: {"accumulate": 4}, r"a multiple of 16, or a smaller accumulate, such as (\d+)$",
         lambda e, said: replace(e, accumulate=int(said[1]))),
-    "larger batch": (lambda p: {"batch": 6}, r"a multiple of (\d+)$", lambda e, said: replace(e, batch=int(said[1]))),
     "measurement": (lambda p: {"method": measured(64)},
         r"lower eval_batches or the batches of the measurement, or raise .* \(at most (\S+)\)$",
         lambda e, said: with_data(replace(e, method=measured(2)), valid_fraction=float(said[1]))),
-    "empty validation": (lambda p: {"data": corpus(p, a_txt=TEXT)}, r"give more text, or set data\.valid_path$",
-        lambda e, said: with_data(e, valid_path=lengthened(f"{e.data.path}.valid.txt"))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "says", "fixed"), CASES.values(), ids=CASES)
-def test_a_run_that_follows_the_advice_succeeds(tmp_path, settings, says, fixed):
+def test_a_run_that_follows_the_advice_has_its_data(tmp_path, settings, says, fixed):
     experiment = runs.experiment(tmp_path / "own", steps=2, **settings(tmp_path))
+    workdir = Workdir(tmp_path / "run")
     with pytest.raises(UserError) as error:
-        pretrain.run_experiment(experiment, tmp_path / "run")
+        RunData(experiment, runs.mesh(), workdir)
     said = re.search(says, str(error.value))
     assert said, str(error.value)
-    assert pretrain.run_experiment(fixed(experiment, said), tmp_path / "run")["steps"] == 2
-
-
-def test_a_batch_that_accumulate_does_not_divide():
-    message = "batch to a multiple of 3, or accumulate to a divisor of 8"
-    with pytest.raises(ValueError, match=message):
-        runs.experiment(Path("/tmp"), accumulate=3)
-
-
-def test_after_a_divergence_without_a_checkpoint_none_is_named(tmp_path):
-    experiment = runs.experiment(tmp_path, log_every=1)
-    optim = replace(experiment.optim, peak_lr=1e38)
-    message = r"no checkpoint was saved before it; lower optim.peak_lr"
-    with pytest.raises(UserError, match=message) as e:
-        pretrain.run_experiment(replace(experiment, optim=optim), tmp_path / "run")
-    assert str(Workdir(tmp_path / "run").checkpoints) not in str(e.value)
-    assert pretrain.run_experiment(experiment, tmp_path / "new")["steps"] == 8
+    RunData(fixed(experiment, said), runs.mesh(), workdir)
 
 
 def test_half_a_character_is_not_an_encoding_of_files():
