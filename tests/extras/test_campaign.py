@@ -63,13 +63,9 @@ def _changed(file: Path) -> float:
 def whole(tmp_path_factory):
     """An experiment that grows, and a folder in which it has run without interruption."""
     folder = tmp_path_factory.mktemp("whole")
-    experiment = runs.growing(
-        folder,
-        GrowTo((TrainStage(1.0),), by=runs.DOUBLED),
-        source=TrainStage(0.5),
-        checkpoint_every=1,
-        eval_every=2,
-    )
+    often = {"checkpoint_every": 1, "eval_every": 2, "source": TrainStage(0.5)}
+    to = GrowTo((TrainStage(1.0),), by=runs.DOUBLED)
+    experiment = runs.growing(folder, to, **often)
     runs.corpus(folder, files=200)
     pretrain.run_experiment(experiment, folder / "run")
     shutil.rmtree(folder / "cache")
@@ -79,23 +75,15 @@ def whole(tmp_path_factory):
 def attempt(
     arguments: list[str], begins: Callable[[], float], latest: float, rng: random.Random
 ) -> tuple[str, int]:
-    """Start a command and send a signal in a phase; return its name and the exit status.
+    """Start a command and send a signal at most ``latest`` seconds after ``begins`` becomes larger.
 
-    Args:
-      arguments: the module and its arguments.
-      begins: a number that becomes larger when the phase begins.
-      latest: seconds after that moment in which the signal is sent.
-      rng: chooses the moment and the signal.
+    Return the name of the signal and the exit status.
     """
     before = begins()
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, "-m", *arguments], cwd=ROOT, text=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+    )  # fmt: skip
     while process.poll() is None and (now := begins()) <= before:
         before = now
         time.sleep(0.002)
@@ -113,9 +101,9 @@ def attempt(
 def kept(folder: Path) -> int:
     """The newest intact checkpoint. No checkpoint may be damaged."""
     where = folder / "run" / "checkpoints"
-    step, damaged = (
-        intact.newest_intact(where, intact.checkpoint_steps(where)) if where.exists() else (0, [])
-    )
+    if not where.exists():
+        return 0
+    step, damaged = intact.newest_intact(where, intact.checkpoint_steps(where))
     assert damaged == []
     return step or 0
 
@@ -190,8 +178,13 @@ def test_signals_to_a_command_leave_the_old_or_the_new_result(whole, tmp_path, n
     places = {"RUN": str(folder / "run"), "TEXT": str(text), "out": str(tmp_path / "out")}
     words = COMMANDS[name][0].replace("out/", f"{tmp_path}/out/").split()
     arguments = [places.get(word, word) for word in words]
-    subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, check=True, capture_output=True)
-    new = result(tmp_path / "out")
+
+    def run() -> Any:
+        command = [sys.executable, "-m", *arguments]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        return result(tmp_path / "out")
+
+    new = run()
     campaign = Campaign(tmp_path)
     times = max(2, TIMES // 8)
     for _ in range(times):
@@ -199,10 +192,7 @@ def test_signals_to_a_command_leave_the_old_or_the_new_result(whole, tmp_path, n
         campaign.send(name, arguments, None)
         assert result(tmp_path / "out") in (None, new), campaign.seed
         # The same command cleans up what a killed process has left.
-        subprocess.run(
-            [sys.executable, "-m", *arguments], cwd=ROOT, check=True, capture_output=True
-        )
-        assert result(tmp_path / "out") == new, campaign.seed
+        assert run() == new, campaign.seed
         assert not [*tmp_path.glob(".jaxgrow-*")]
     campaign.report(times)
 
