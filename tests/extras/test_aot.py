@@ -29,7 +29,7 @@ from train.state.mesh import Mesh
 # Plugins warn about missing devices.
 pytestmark = [pytest.mark.aot, pytest.mark.filterwarnings("ignore")]
 GB = 1e9
-GPT2 = "configs/papers/gpt.py:base_c4"
+GPT2, LLAMA = "configs/papers/gpt.py:base_c4", "configs/papers/llama.py"
 DROPS = {
     "dense": (),
     "cond": (DropLayers(LayerDrop(theta=0.5)),),
@@ -38,17 +38,20 @@ DROPS = {
 
 
 @cache
-def step(machine: str, drop: str) -> Program:
-    """Compile the step of GPT-2 124M with T = 1024 and 16 sequences per device.
+def program(config: str, machine: str, what: str = "step") -> Program:
+    """Compile a config for a machine and return one of its programs."""
+    programs = AotRun(load_experiment(config), describe_machine(machine)).run()
+    (found,) = [p for p in programs if p.what == what]
+    return found
 
-    With layer dropping, this is the step that drops layers.
-    """
+
+@cache
+def step(machine: str, drop: str) -> Program:
+    """Compile the step of GPT-2 124M, which drops layers if it can, with 16 sequences per device."""
     at = describe_machine(machine)
-    e = replace(
-        load_experiment(f"{GPT2}:batch={16 * len(at.devices)}"), method=Scratch(DROPS[drop])
-    )
-    programs = [p for p in AotRun(e, at).run() if p.what.startswith("step")]
-    return min(programs, key=lambda p: p.flops)
+    e = load_experiment(f"{GPT2}:batch={16 * len(at.devices)}")
+    programs = AotRun(replace(e, method=Scratch(DROPS[drop])), at).run()
+    return min((p for p in programs if p.what.startswith("step")), key=lambda p: p.flops)
 
 
 @pytest.mark.parametrize("machine", ["h100:1", "h100:8"])
@@ -62,22 +65,19 @@ def test_gpt2_on_h100s(machine, drop):
         assert not found.collectives
         return
     # Every gradient is added once, in float32, at the end of the step.
-    assert {c.kind for c in found.collectives} == {"all-reduce"} and all(
-        c.times == 1 for c in found.collectives
-    )
+    assert {(c.kind, c.times) for c in found.collectives} == {("all-reduce", 1)}
     assert sum(c.size for c in found.collectives) == pytest.approx(found.parameters, rel=0.01)
 
 
 def test_logits_of_all_positions_at_once_would_take_3_gb_more():
     """The control of the bound on temporary memory above."""
-    e = load_experiment(f"{GPT2}:batch=16:model.head_positions={16 * 1024}")
-    (found,) = [p for p in AotRun(e, describe_machine("h100:1")).run() if p.what == "step"]
+    found = program(f"{GPT2}:batch=16:model.head_positions={16 * 1024}", "h100:1")
     assert found.temporary > step("h100:1", "dense").temporary + 2.5 * GB
 
 
 def test_a_7b_llama_divided_over_eight_h100s():
     machine = describe_machine("h100:8")
-    e = load_experiment("configs/papers/llama.py:llama_7b_c4")
+    e = load_experiment(f"{LLAMA}:llama_7b_c4")
     programs = AotRun(e, machine).run()
     assert memory_fits(programs, machine)
     found = next(p for p in programs if p.what == "step")
@@ -87,17 +87,12 @@ def test_a_7b_llama_divided_over_eight_h100s():
     assert not memory_fits(AotRun(replace(e, mesh=Mesh()), machine).run(), machine)
 
 
-LLAMA_7B = "configs/papers/llama.py:llama_7b_c4:model.layers=6:batch=32:accumulate=2"
+LLAMA_7B = f"{LLAMA}:llama_7b_c4:model.layers=6:batch=32:accumulate=2:model.remat=projections"
 
 
 def test_exchanges_of_each_layer_overlap_with_matrix_products():
-    """Test layers of the 7B model, whose weights are gathered and gradients reduced in each layer.
-
-    The first gather of a layer and the reduction of attention's gradient overlap with the products
-    of the neighboring layers.
-    """
-    e = load_experiment(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=layer")
-    (found,) = [p for p in AotRun(e, describe_machine("h100:8")).run() if p.what == "step"]
+    """The first gather of a layer and the reduction of attention's gradient also overlap."""
+    found = program(f"{LLAMA_7B}:mesh.gradients=layer", "h100:8")
     layers = [c for c in found.collectives if c.times > 2 and c.size > 1e6]
     assert {c.kind for c in layers} == {"all-gather", "reduce-scatter"}
     assert all(c.asynchronous and c.products for c in layers)
@@ -107,8 +102,7 @@ def test_exchanges_of_each_layer_overlap_with_matrix_products():
 
 
 def test_gradients_are_reduced_once_per_step_in_float32():
-    e = load_experiment(f"{LLAMA_7B}:model.remat=projections:mesh.gradients=step")
-    (found,) = [p for p in AotRun(e, describe_machine("h100:8")).run() if p.what == "step"]
+    found = program(f"{LLAMA_7B}:mesh.gradients=step", "h100:8")
     reduced = [c for c in found.collectives if c.kind == "reduce-scatter"]
     assert all(c.times == 1 for c in reduced)
     # The size of all gradients in float32.
@@ -142,26 +136,21 @@ def test_an_unrolled_step_has_fused_products_and_few_arguments():
     assert len(re.findall(r"= [suf]32\[\]\S* parameter\(", entry)) <= 3  # of `StepInputs`
 
 
-def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
-    """With FSDP, a mixture of experts gathers kernels, and tokens stay on their device.
+MIXTURE = f"{LLAMA}:llama_8x160m_c4:batch=64"
 
-    Without explicit sharding, XLA sorted the tokens of all devices on each device and summed
-    the results. This sent and stored ten times as many bytes.
-    """
-    e = load_experiment(
-        "configs/papers/llama.py:llama_8x160m_c4:model.layers=2:batch=64:mesh.fsdp=4:model.remat=projections"
-    )
-    (found,) = [p for p in AotRun(e, describe_machine("h100:4")).run() if p.what == "step"]
+
+def test_a_mixture_over_four_h100s_sends_kernels_and_no_tokens():
+    """Without explicit sharding, XLA sent and stored ten times as many bytes."""
+    config = f"{MIXTURE}:model.layers=2:mesh.fsdp=4:model.remat=projections"
+    found = program(config, "h100:4")
     # the number of tokens per expert
     assert sum(c.size for c in found.collectives if c.kind == "all-reduce") < 1e4
     assert sum(c.sent for c in found.collectives) < 0.7 * GB and found.temporary < 3 * GB
 
 
 def test_experts_on_eight_h100s_exchange_tokens_only():
-    e = load_experiment(
-        "configs/papers/llama.py:llama_8x160m_c4:model.layers=1:batch=64:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
-    )
-    (found,) = [p for p in AotRun(e, describe_machine("h100:8")).run() if p.what == "step"]
+    config = f"{MIXTURE}:model.layers=1:mesh.fsdp=1:mesh.expert=8:model.capacity=1.25"
+    found = program(config, "h100:8")
     exchanges = [c for c in found.collectives if c.kind == "all-to-all"]
     # dispatch and combine, in the forward and the backward pass
     assert len(exchanges) >= 4 and all(c.asynchronous for c in exchanges)
@@ -172,14 +161,10 @@ def test_experts_on_eight_h100s_exchange_tokens_only():
 
 
 def test_it_grows_to_13b_where_it_lies():
-    """Growth keeps all parameters sharded on every device.
-
-    A device holds its shard of the source, of the intermediate model between two operators and
-    of the result, and one shard of a single leaf.
+    """A device holds its shards of the source, of the model between two operators and of the result,
+    and one shard of a single leaf.
     """
-    machine = describe_machine("h100:8")
-    e = load_experiment("configs/papers/llama.py:llama_13b_grown")
-    found = next(p for p in AotRun(e, machine).run() if p.what == "grow")
+    found = program(f"{LLAMA}:llama_13b_grown", "h100:8", "grow")
     result, deeper = 13.016e9 * 4 / 8, 6.738e9 * 40 / 32 * 4 / 8
     largest = 40 * 5120 * 13824 * 4 / 8
     assert found.parameters == pytest.approx(6.738e9 * 4 / 8, rel=0.01)
@@ -198,12 +183,8 @@ def test_leaves_of_a_70b_model_grow_within_their_shards(names, fsdp):
     where = jax.sharding.NamedSharding(mesh, partition_spec(names, shape, mesh))
     leaf = {"kernel": jax.ShapeDtypeStruct(shape, "float32", sharding=where)}
     with jax.set_mesh(mesh):
-        memory = (
-            jax.jit(lambda x: grow(growth, x, {"kernel": names}))
-            .lower(leaf)
-            .compile()
-            .memory_analysis()
-        )
+        grown = jax.jit(lambda x: grow(growth, x, {"kernel": names})).lower(leaf)
+        memory = grown.compile().memory_analysis()
     assert memory.argument_size_in_bytes == 40 * 4096 * 14336 * 4 / 8
     assert memory.output_size_in_bytes == 8 * memory.argument_size_in_bytes
     assert memory.temp_size_in_bytes < memory.argument_size_in_bytes
@@ -224,10 +205,7 @@ def largest(program: Program) -> float:
 
 
 def test_muon_over_eight_h100s():
-    """Muon exchanges shards of matrices and orthogonalizes each matrix on one device.
-
-    No device gathers a complete stack of matrices.
-    """
+    """Muon orthogonalizes each matrix on one device, and none gathers a stack of matrices."""
     adam, muon = divided("adamw", "h100:8"), divided("muon", "h100:8")
     assert largest(muon) == largest(adam)  # from the forward and the backward pass
     assert muon.moments < 0.7 * adam.moments and muon.temporary < 1.1 * adam.temporary
@@ -239,17 +217,8 @@ def test_muon_over_eight_tpus():
     assert largest(divided("muon", "v5e:2x4")) < 12 * 768 * 3072 * 4
 
 
-@cache
 def choosing(choice: str) -> Program:
-    """Compile the step of GPT-2 124M with batch 16 on an H100."""
-    (found,) = [
-        p
-        for p in AotRun(
-            load_experiment(f"{GPT2}:batch=16{choice}"), describe_machine("h100:1")
-        ).run()
-        if p.what == "step"
-    ]
-    return found
+    return program(f"{GPT2}:batch=16{choice}", "h100:1")
 
 
 def test_the_less_a_layer_saves_the_less_memory_a_step_takes():
@@ -261,26 +230,23 @@ def test_unrolled_layers_take_no_more_memory_than_scanned_ones():
     assert choosing(":model.scan_layers=False").temporary < 1.1 * choosing("").temporary
 
 
+def has_kernel(found: Program) -> bool:
+    return any("fmha" in name or "cudnn" in name for name in found.kernels)
+
+
 def test_attention_by_a_kernel_and_by_xla():
     kernel, xla = choosing(""), choosing(":model.attention=xla")
-    assert any("fmha" in name or "cudnn" in name for name in kernel.kernels)
-    assert (
-        not any("fmha" in name or "cudnn" in name for name in xla.kernels)
-        and xla.temporary > kernel.temporary
-    )
+    assert has_kernel(kernel) and not has_kernel(xla) and xla.temporary > kernel.temporary
 
 
 @pytest.mark.parametrize("mesh", [":mesh.fsdp=2", ":mesh.fsdp=2:mesh.tensor=2"])
 def test_attention_kernel_with_two_sharded_axes(mesh):
     """JAX's partitioning rule of the cuDNN kernel fails if two mesh axes shard the batch."""
-    e = load_experiment(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
-    (found,) = [p for p in AotRun(e, describe_machine("h100:4")).run() if p.what == "step"]
-    assert any("fmha" in name or "cudnn" in name for name in found.kernels)
+    assert has_kernel(program(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}", "h100:4"))
 
 
 @pytest.mark.parametrize("mesh", ["", ":mesh.fsdp=2:mesh.tensor=2"], ids=["whole", "divided"])
 def test_gpt2_of_two_layers_on_a_tpu(mesh):
-    """A two-layer GPT-2 compiles for a TPU with Pallas attention."""
     e = load_experiment(f"{GPT2}:batch=16:model.layers=2:model.vocab=1024{mesh}")
     e = replace(e, method=Scratch(DROPS["cond"]))
     programs = AotRun(e, describe_machine("v5e:2x2")).run()
@@ -290,16 +256,11 @@ def test_gpt2_of_two_layers_on_a_tpu(mesh):
         assert {c.kind for c in found.collectives} == {"all-reduce"}
 
 
-@pytest.mark.parametrize("machine", ["v5e:2x2"])
-def test_a_tiny_plan_is_compiled_and_priced(machine):
-    """All programs of a plan with a transformation compile.
-
-    This is the smallest case, and `.ci/run` also runs it.
-    """
-    e = load_experiment(
-        "configs/demo.py:vcycle:model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
-    )
-    found = AotRun(e, at := describe_machine(machine)).run()
+def test_a_tiny_plan_is_compiled_and_priced():
+    """All programs of a plan with a transformation compile; `.ci/run` also runs this case."""
+    sizes = "model.layers=2:model.embed=32:model.mlp=64:model.context=64:batch=8"
+    at = describe_machine("v5e:2x2")
+    found = AotRun(load_experiment(f"configs/demo.py:vcycle:{sizes}"), at).run()
     assert memory_fits(found, at) and {p.what for p in found if not p.flops} <= {"initialisation"}
     assert {"step", "coalesce", "evaluation"} <= {p.what for p in found}
     free = []
