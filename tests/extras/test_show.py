@@ -1,10 +1,6 @@
-"""Figures of growths (the old unit of each new unit) and plans (the phases over time).
-
-The tests compare figures with the arrays of the growths.
-"""
+"""Figures of growths (the old unit of each new unit) and of plans (the phases over time)."""
 
 import itertools
-import json
 import sys
 
 import jax
@@ -12,8 +8,10 @@ import numpy as np
 import pytest
 import runs
 import tiny
+from advice import Refused, command
 from checkpoints import saved
 from growths import OPERATORS
+from published import called, refused
 
 from jaxgrow import AxisMap, sizes
 from jaxgrow.cli.program import main
@@ -23,8 +21,7 @@ from jaxgrow.growth.matrices import SparseMap, dense, is_identity
 from jaxgrow.models import GPT2Config
 from jaxgrow.operators import ligo
 from train import show as plans
-from train.common.errors import exits_cleanly
-from train.config.experiment import load_experiment
+from train.common.errors import UserError
 from train.extras import run_plots as plots
 from train.plan.methods import GrowTo, Learned, Scratch, TrainStage
 from train.store.workdir import Workdir
@@ -51,49 +48,30 @@ def test_every_operator_is_drawn_each_matrix_that_acts_once(name):
     """The panels show all maps of the growth that change an axis, with the same values."""
     growth = OPERATORS[name].growth
     panels = plot.growth_panels(growth, SHAPES, AXES)
-    terms = (
-        [term for rule in growth.rules for term in rule.terms]
-        if isinstance(growth, Rules)
-        else [growth]
-    )
-    keyed = [
-        (key if isinstance(key, tuple) else (key,), m) for term in terms for key, m in term.items()
-    ]
-    for panel in panels:
-        held = [m.write if role == "write" else m.read for axes, m in keyed if axes == panel.axes
-                for role in panel.title.split("\n")[1].split(" and ")]  # fmt: skip
-        assert any(np.array_equal(dense(panel.matrix), dense(m)) for m in held) and not is_identity(
-            panel.matrix
-        )
+    rules = isinstance(growth, Rules)
+    terms = [term for r in growth.rules for term in r.terms] if rules else [growth]
+    keyed = [(k if isinstance(k, tuple) else (k,), m) for term in terms for k, m in term.items()]
+    roles = [panel.title.split("\n")[1].split(" and ") for panel in panels]
+    for panel, acts in zip(panels, roles, strict=True):
+        held = [getattr(m, role) for axes, m in keyed if axes == panel.axes for role in acts]
+        assert any(np.array_equal(dense(panel.matrix), dense(m)) for m in held)
+        assert not is_identity(panel.matrix)
     assert len({(p.axes, dense(p.matrix).tobytes()) for p in panels}) == len(panels)
-    changed = {
-        axis
-        for axes, m in keyed
-        for axis in axes
-        if not (is_identity(m.write) and is_identity(m.read))
-    }
-    assert {axis for panel in panels for axis in panel.axes} == changed
-    if not isinstance(growth, Rules):
-        both = {
-            (axis, role)
-            for axis in growth
-            for role in ("write", "read")
-            if axis != "layers" or role == "write"
-        }
-        assert {
-            (p.axes[0], r) for p in panels for r in p.title.split("\n")[1].split(" and ")
-        } == both
+    changed = [axes for axes, m in keyed if not (is_identity(m.write) and is_identity(m.read))]
+    drawn = {axis for panel in panels for axis in panel.axes}
+    assert drawn == set(itertools.chain(*changed))
+    if not rules:
+        found = {(p.axes[0], role) for p, acts in zip(panels, roles, strict=True) for role in acts}
+        both = {*itertools.product(growth, ("write", "read"))} - {("layers", "read")}
+        assert found == both
 
 
 def test_panels_of_an_axis_by_hand():
     growth = {"mlp": select([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], 9), "heads": AxisMap(*[np.full((3, 3), 0.25)] * 2),
               "embed": identity(6)}  # fmt: skip
     panels = plot.growth_panels(growth, SHAPES, AXES)
-    assert titles(panels) == [
-        "heads 3 → 3; write and read",
-        "mlp 9 → 10; write",
-        "mlp 9 → 10; read",
-    ]
+    expected = ["heads 3 → 3; write and read", "mlp 9 → 10; write", "mlp 9 → 10; read"]
+    assert titles(panels) == expected
     # the copy has weight 1 in the write map and 1/2 in the read map
     assert [dense(panel.matrix)[9, 8] for panel in panels[1:]] == [1, 0.5]
     figure = plot.plot_growth(growth, SHAPES, AXES)
@@ -112,30 +90,20 @@ def test_rules_are_numbered_listed_and_told_by_their_terms():
     ]
     lines = figure.get_supxlabel().split("\n")
     assert lines[0] == "rule 1: leaves of axes layers, heads.in, embed.out, that are kernel"
-    assert lines[4:] == [
-        "rule 5: all leaves",
-        "unchanged: layers 2, head_dim 5, context 7, vocab 11",
-    ]
+    unchanged = "unchanged: layers 2, head_dim 5, context 7, vocab 11"
+    assert lines[4:] == ["rule 5: all leaves", unchanged]
     # both terms are equal, so one panel shows all terms of the rule
     both = Rules((Rule(({"mlp": tile(9, 2)}, {"mlp": tile(9, 2)})),))
-    assert titles(plot.growth_panels(both, SHAPES, AXES)) == [
-        "mlp 9 → 18; write; rule 1",
-        "mlp 9 → 18; read; rule 1",
-    ]
+    shown = titles(plot.growth_panels(both, SHAPES, AXES))
+    assert shown == ["mlp 9 → 18; write; rule 1", "mlp 9 → 18; read; rule 1"]
 
 
 def test_learned_maps_over_two_axes_are_drawn():
-    old = sizes(SHAPES, AXES)
-    coefficients = ligo.init_coefficients(
-        ligo.LiGO(), AXES, old, {"heads": 5, "layers": 3}, jax.random.key(0)
-    )
+    old, new = sizes(SHAPES, AXES), {"heads": 5, "layers": 3}
+    coefficients = ligo.init_coefficients(ligo.LiGO(), AXES, old, new, jax.random.key(0))
     panels = plot.growth_panels(ligo.learned_growth(coefficients, AXES, old), SHAPES, AXES)
-    found = [
-        p
-        for p in panels
-        if np.array_equal(dense(p.matrix), coefficients["width"]["query"]["write"])
-    ]
-    (query,) = titles(found)
+    write = coefficients["width"]["query"]["write"]
+    (query,) = titles(p for p in panels if np.array_equal(dense(p.matrix), write))
     assert query.startswith("heads x head_dim 3 x 5 → 5 x 5; write; rules ")
     assert {p.axes for p in panels} == {("layers",), ("heads", "head_dim")}
 
@@ -154,12 +122,9 @@ def test_figures_show_the_matrices_in_one_scale():
         assert place.get_xlim() == (-0.5, old - 0.5) and place.get_ylim() == (new - 0.5, -0.5)
         assert all(float(tick).is_integer() for tick in [*place.get_xticks(), *place.get_yticks()])
     figure.draw_without_rendering()
-    texts = [
-        t
-        for place in figure.axes
-        for t in [place.title, place.xaxis.label, *place.get_xticklabels()]
-    ]
-    assert all(t.get_fontsize() >= 8 for t in texts) and figure.get_figwidth() <= 8.7
+    texts = [[x.title, x.xaxis.label, *x.get_xticklabels()] for x in figure.axes]
+    assert min(t.get_fontsize() for t in itertools.chain(*texts)) >= 8
+    assert figure.get_figwidth() <= 8.7
 
 
 def test_a_cell_shows_the_largest_entry_of_its_square():
@@ -180,36 +145,23 @@ def test_a_cell_shows_the_largest_entry_of_its_square():
 def test_real_sizes_make_a_readable_picture_and_nothing_dense():
     """A dense vocabulary map would need 40 GB; all units copied in place are one straight line."""
     shapes, axes = jax.eval_shape(GPT.init, jax.random.key(0)), GPT.axes()
-    growth = {
-        "vocab": select([*range(50257), *range(50257)], 50257),
-        "embed": select([*range(768), *[7] * 256], 768),
-    }
-    embed, vocab = (
-        p for p in plot.growth_panels(growth, shapes, axes) if "write" in p.title.split("\n")[1]
-    )
+    growth = {"vocab": select([*range(50257), *range(50257)], 50257)}
+    growth |= {"embed": select([*range(768), *[7] * 256], 768)}
+    panels = plot.growth_panels(growth, shapes, axes)
+    embed, vocab = (p for p in panels if "write" in p.title.split("\n")[1])
     drawn = plot.matrix_cells(vocab.matrix)
-    assert (
-        drawn.shape == (128, 64)
-        and (drawn[:64].diagonal() == 1).all()
-        and drawn.sum() <= 64 * 2 + 64
-    )
+    assert drawn.shape == (128, 64) and drawn.sum() <= 64 * 2 + 64
+    assert (drawn[:64].diagonal() == 1).all()
     drawn = plot.matrix_cells(embed.matrix)
-    assert (
-        drawn.shape == (128, 96)
-        and (drawn[:96] == np.eye(96)).all()
-        and drawn[96:, 0].all()
-        and drawn.sum() == 128
-    )
+    assert drawn.shape == (128, 96) and drawn.sum() == 128
+    assert (drawn[:96] == np.eye(96)).all() and drawn[96:, 0].all()
     place, *_ = placed(plot.plot_growth(growth, shapes, axes))
     assert place.get_xlabel() == "old unit, 8 per cell"
     figure = plot.panel_figure([vocab])
     figure.draw_without_rendering()
     (place,) = placed(figure)
-    boxes = [
-        t.get_window_extent()
-        for t in place.get_xticklabels()
-        if t.get_text() and 0 <= t.get_position()[0] <= 50257
-    ]
+    numbers = [t for t in place.get_xticklabels() if t.get_text()]
+    boxes = [t.get_window_extent() for t in numbers if 0 <= t.get_position()[0] <= 50257]
     # the numbers do not overlap
     assert len(boxes) > 2 and all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
 
@@ -217,9 +169,7 @@ def test_real_sizes_make_a_readable_picture_and_nothing_dense():
 def test_an_unfitting_or_empty_growth_is_refused():
     with pytest.raises(ValueError, match="axis 'mlp' has size 9, but its map takes 4 to 8"):
         plot.plot_growth({"mlp": tile(4, 2)}, SHAPES, AXES)
-    with pytest.raises(
-        ValueError, match="nothing to draw: the growth does not change any axis of the model"
-    ):
+    with pytest.raises(ValueError, match="nothing to draw: the growth does not change any axis"):
         plot.plot_growth({"mlp": identity(9)}, SHAPES, AXES)
 
 
@@ -235,14 +185,12 @@ def test_show_draws_what_grow_does_and_writes_nothing_else(folder, tmp_path, cap
     before = sorted(folder.iterdir())
     asked = ["--method", "net2net", "--embed", "18", "--heads", "6", "--mlp", "30", "--seed", "3"]
     assert main(["show", str(folder), *asked, "--out", str(tmp_path / "maps.png")]) == 0
-    assert [p.name for p in tmp_path.iterdir()] == ["maps.png"] and sorted(
-        folder.iterdir()
-    ) == before
-    assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
     assert "embed=18" in (said := capsys.readouterr().out) and "the function is changed" in said
-    assert main(["show", str(folder), *asked, "--out", str(tmp_path / "maps.svg"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = called(capsys, "show", folder, *asked, "--out", tmp_path / "maps.png")
     assert said["sizes"]["mlp"] == 30 and said["arguments"]["seed"] == 3 and not said["keeps"]
+    assert [p.name for p in tmp_path.iterdir()] == ["maps.png"]
+    assert (tmp_path / "maps.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
@@ -255,45 +203,30 @@ def test_show_draws_what_grow_does_and_writes_nothing_else(folder, tmp_path, cap
     (["--layers", "8", "--seed", "1", "--out", "{}/x.png"], "--seed: stack does not use random numbers"),
 ])  # fmt: skip
 def test_what_cannot_be_shown_is_one_line(folder, tmp_path, capsys, arguments, says):
-    assert main(
-        ["show", str(folder), "--method", "stack", *(a.format(tmp_path) for a in arguments)]
-    ) == (
-        2
-        if says.startswith(("nothing to show", "--seed"))
-        else 1  # arguments that are wrong for every file
-    )
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and says.format(tmp_path) in error and error.count("\n") == 1
+    words = ["show", folder, "--method", "stack", *(a.format(tmp_path) for a in arguments)]
+    # 2: the arguments are wrong for every file
+    status = 2 if says.startswith(("nothing to show", "--seed")) else 1
+    error = refused(capsys, *words, status=status)
+    assert error.startswith("error: ") and says in error and "\n" not in error
     assert not list(tmp_path.iterdir())
 
 
 def test_without_matplotlib_the_line_says_what_to_install(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    out = str(tmp_path / "x.png")
-    assert main(["show", str(folder), "--method", "stack", "--layers", "8", "--out", out]) == 1
-    assert capsys.readouterr().err == (
-        "error: plots require matplotlib, which is not installed: pip install matplotlib\n"
-    )
+    words = ["show", folder, "--method", "stack", "--layers", 8, "--out", tmp_path / "x.png"]
+    message = "error: plots require matplotlib, which is not installed: pip install matplotlib"
+    assert refused(capsys, *words) == message
 
 
 # --- plans ---
 
 
-def shown(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["show", *map(str, arguments)])
-    exits_cleanly(plans.main)
-
-
 def test_what_is_expected_of_a_plan_is_what_its_run_counts(small_run):
-    """The expected FLOPs of a plan equal the FLOPs that its run counts."""
     ledger = Workdir(small_run).result["phases"]
-    (expected,) = plans.planned_phases(
-        runs.experiment(small_run.parent, name="small", model=runs.SMALL)
-    )
+    e = runs.experiment(small_run.parent, name="small", model=runs.SMALL)
+    (expected,) = plans.planned_phases(e)
     assert plans.plan_row(str(small_run)) == (small_run.name, ledger)
-    assert {k: ledger[0][k] for k in ("phase", "parameters")} == {
-        k: expected[k] for k in ("phase", "parameters")
-    }
+    assert all(ledger[0][name] == expected[name] for name in ("phase", "parameters"))
     assert expected["flops"] == pytest.approx(ledger[0]["flops"])
 
 
@@ -308,15 +241,11 @@ def test_micro_batches_that_learn_maps_are_part_of_the_expected_cost(tmp_path):
 
 
 def test_bars_show_flops_and_model_sizes(tmp_path):
-    scratch, cycle = (
-        runs.experiment(tmp_path, name="x", method=m) for m in (Scratch(), runs.VCYCLE)
-    )
-    rows = [("scratch", plans.planned_phases(scratch)), ("cycle", plans.planned_phases(cycle))]
+    methods = {"scratch": Scratch(), "cycle": runs.VCYCLE}
+    planned = {name: runs.experiment(tmp_path, method=method) for name, method in methods.items()}
+    rows = [(name, plans.planned_phases(e)) for name, e in planned.items()]
     phases = [p["phase"] for p in rows[1][1]]
-    assert (
-        phases[:3] == ["train large", "coalesce large", "train coarse1"]
-        and phases[-1] == "train large"
-    )
+    assert phases[:3] == ["train large", "coalesce large", "train coarse1"]
     first, second = plots.plan_timeline(rows).axes
     (whole,), bars = first.patches, second.patches
     trained = [p for p in rows[1][1] if p["flops"]]
@@ -333,13 +262,11 @@ def test_bars_show_flops_and_model_sizes(tmp_path):
     assert all(text.get_fontsize() >= 8 for text in [*first.texts, *second.texts])
 
 
-def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch, capsys):
+def test_a_config_and_a_run_are_shown_together(small_run, tmp_path):
     script = runs.script(tmp_path, runs.experiment(tmp_path, name="cycle", method=runs.VCYCLE))
-    shown(monkeypatch, script, small_run, "--out", tmp_path / "plans.png")
-    said = capsys.readouterr().out
+    said = command("train.show", script, small_run, "--out", tmp_path / "plans.png")
     assert "| cycle " in said and f"| {small_run.name} " in said and "| of cycle |" in said
     assert (tmp_path / "plans.png").read_bytes()[:4] == b"\x89PNG"
-    assert load_experiment(script).name == "cycle"
 
 
 @pytest.mark.parametrize(("plan", "out", "says"), [
@@ -348,9 +275,8 @@ def test_a_config_and_a_run_are_shown_together(small_run, tmp_path, monkeypatch,
     ("{}/tiny.py", "none/x.png", "no such file or directory"),
     ("{}/tiny.py", "x.plan", "Format 'plan' is not supported"),
 ])  # fmt: skip
-def test_plans_that_cannot_be_shown_are_one_line(tmp_path, monkeypatch, capsys, plan, out, says):
+def test_plans_that_cannot_be_shown_are_one_line(tmp_path, plan, out, says):
     runs.script(tmp_path, runs.experiment(tmp_path))
-    with pytest.raises(SystemExit):
-        shown(monkeypatch, plan.format(tmp_path), "--out", tmp_path / out)
-    error = capsys.readouterr().err
-    assert says.format(tmp_path) in error and error.count("\n") == 1
+    with pytest.raises((Refused, UserError)) as error:
+        command("train.show", plan.format(tmp_path), "--out", tmp_path / out)
+    assert says.format(tmp_path) in str(error.value) and "\n" not in str(error.value).strip()
