@@ -3,20 +3,10 @@
 import json
 
 import pytest
-from synthetic import (
-    CYCLE,
-    GROWN,
-    SCRATCH,
-    dropping,
-    made,
-    tables,
-    two_seeds,
-)
+from synthetic import CYCLE, GROWN, SCRATCH, dropping, made, tables, two_seeds
 
 from jaxgrow.models import BERTConfig, GPT2Config, ViTConfig
-from train.analysis.runs import (
-    Run,
-)
+from train.analysis.runs import Run
 from train.analysis.savings import Comparison
 from train.extras import run_plots as plots
 from train.extras.comparison_report import markdown_report
@@ -36,10 +26,8 @@ def comparison(tmp_path):
     (BERTConfig(head="spans"), "text"),
 ], ids=["ViT", "texts", "GPT-2", "BERT", "words", "spans"])  # fmt: skip
 def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, per):
-    runs = [
-        made(tmp_path, "run", SCRATCH, seed=s, model=model.as_json(), val_accuracy=a)
-        for s, a in ((0, 0.5), (1, 0.75))
-    ]
+    values = [{"model": model.as_json(), "val_accuracy": x} for x in (0.5, 0.75)]
+    runs = [made(tmp_path, "run", SCRATCH, seed, **v) for seed, v in enumerate(values)]
     comparison = Comparison([runs], [])
     row = tables(markdown_report(comparison))[0]["run"]
     assert row.get("accuracy") == ("62.5%" if model.predicts == "classes" else None)
@@ -47,58 +35,31 @@ def test_of_classifiers_the_table_tells_the_accuracy(figures, tmp_path, model, p
     assert figures[-1].axes[0].get_ylabel() == f"validation loss (nats per {per})"
 
 
-def test_keep_probabilities_are_plotted_for_layer_dropping(tmp_path):
-    scratch, path = made(tmp_path, "scratch", SCRATCH), tmp_path / "keep.png"
-    assert not plots.plot_keep(Comparison([[scratch]], []), path)
-    assert not path.exists()
-    assert plots.plot_keep(Comparison([[scratch], [dropping(tmp_path, 0, 0.5)]], []), path)
-    assert path.read_bytes()[:4] == b"\x89PNG"
-
-
 def test_losses_are_plotted_against_log_flops_with_a_legend(comparison, figures, tmp_path):
-    many = [
-        [made(tmp_path, f"method{i}", [(p, s, c + i, v) for p, s, c, v in SCRATCH])]
-        for i in range(9)
-    ]
-    first = [runs[:1] for runs in comparison.runs]
-    plots.plot_losses(
-        Comparison([*first, *many], [runs[:1] for runs in comparison.frontier]),
-        tmp_path / "plot.png",
-    )
+    later = [[(p, s, c + i, v) for p, s, c, v in SCRATCH] for i in range(9)]
+    many = [[made(tmp_path, f"method{i}", curve)] for i, curve in enumerate(later)]
+    first, shorter = ([x[:1] for x in each] for each in (comparison.runs, comparison.frontier))
+    plots.plot_losses(Comparison([*first, *many], shorter), tmp_path / "plot.png")
     ((axes,), (legend,)) = figures[0].axes, figures[0].legends
-    assert (
-        axes.get_xscale() == "log"
-        and "FLOPs" in axes.get_xlabel()
-        and "nats per token" in axes.get_ylabel()
-        and all(label.get_text() for label in axes.get_xticklabels())
-    )
+    assert axes.get_xscale() == "log" and "FLOPs" in axes.get_xlabel()
+    assert all(label.get_text() for label in axes.get_xticklabels())
     figures[0].draw_without_rendering()
     # The legend covers no data.
     assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
     assert axes.get_window_extent().width > 0.8 * figures[0].bbox.width
     names = [t.get_text() for t in legend.get_texts()]
-    shared = ["small model of the run", "end of each seed"]
-    own = [
-        "final loss of the baseline",
-        "shorter runs from scratch",
-        "frontier: runs from scratch, each fully decayed",
-    ]
-    assert names[-6:] == ["method8", *own, *shared]
-    lines = {
-        (line.get_color(), line.get_linestyle())
-        for line in axes.lines
-        if len({*line.get_xdata()}) > 1
-    }
-    # All lines differ.
-    assert len({look for look in lines if look[1] != ":"}) == len(first) + len(many) + len(own)
+    own = ["final loss of the baseline", "shorter runs from scratch"]
+    own += ["frontier: runs from scratch, each fully decayed"]
+    assert names[-6:] == ["method8", *own, "small model of the run", "end of each seed"]
+    lines = [line for line in axes.lines if len({*line.get_xdata()}) > 1]
+    looks = {(x.get_color(), x.get_linestyle()) for x in lines if x.get_linestyle() != ":"}
+    assert len(looks) == len(first) + len(many) + len(own), "all lines differ"
 
 
 def test_every_line_style_is_in_the_legend(figures, tmp_path):
-    scratch, again = (
-        [made(tmp_path, name, SCRATCH, seed=s) for s in range(3)] for name in ("scratch", "again")
-    )
-    cycle = [made(tmp_path, "cycle", CYCLE, seed=s) for s in range(3)]
-    plots.plot_losses(Comparison([scratch, cycle, again], []), tmp_path / "plot.png")
+    curves = {"scratch": SCRATCH, "cycle": CYCLE, "again": SCRATCH}
+    runs = [[made(tmp_path, name, c, seed) for seed in range(3)] for name, c in curves.items()]
+    plots.plot_losses(Comparison(runs, []), tmp_path / "plot.png")
     ((axes,), (legend,)) = figures[0].axes, figures[0].legends
     explained = {line.get_linestyle() for line in legend.get_lines()}
     assert {line.get_linestyle() for line in axes.lines} <= explained
@@ -119,31 +80,24 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     assert axes.get_xlabel().startswith(says) and "all phases counted" in axes.get_xlabel()
     assert unit == "flops" or "without compilation and validation" in axes.get_xlabel()
     scale = 10 if unit == "flops" else 1
-    line, band = (
-        next(x for x in axes.lines if x.get_label() == "far"),
-        axes.collections[0].get_paths()[0].vertices,
-    )
+    line = next(x for x in axes.lines if x.get_label() == "far")
     assert line.get_xdata().tolist() == [scale * c for _, _, c, _ in SCRATCH]
-    low, high = (f(y for x, y in band if x == scale * 40.0) for f in (min, max))
-    assert (low, high) == pytest.approx(
-        (3.5 - 4.303 * 0.5 / 3**0.5, 3.5 + 4.303 * 0.5 / 3**0.5), rel=1e-3
-    )
+    band, half = axes.collections[0].get_paths()[0].vertices, 4.303 * 0.5 / 3**0.5
+    ends = [f(y for x, y in band if x == scale * 40.0) for f in (min, max)]
+    assert ends == pytest.approx([3.5 - half, 3.5 + half], rel=1e-3)
     (frontier,) = (x for x in axes.lines if "frontier" in str(x.get_label()))
     assert frontier.get_xydata().tolist() == [[scale * 20.0, 4.0], [scale * 40.0, 3.5]]
     marked = {text.get_text(): text.get_position()[0] for text in axes.texts}
     marked = {text: x for text, x in marked.items() if text and "fewer" not in text}
     assert marked == {"50 %": scale * 20.0, "100 % of the budget": scale * 40.0}
-    assert {x.get_xdata()[0] for x in axes.lines if x.get_xdata()[0] == x.get_xdata()[-1]} >= set(
-        marked.values()
-    )
+    xs = [line.get_xdata() for line in axes.lines]
+    assert {x[0] for x in xs if x[0] == x[-1]} >= {*marked.values()}
     dots = [x for x in axes.lines if x.get_marker() == "o"]
     assert [*dots[0].get_ydata()] == [3.0, 4.0, 3.5]  # the final loss of each seed
     figures[0].draw_without_rendering()
     (legend,) = figures[0].legends
-    assert (
-        min(t.get_fontsize() for t in [*axes.texts, *legend.get_texts(), *axes.get_xticklabels()])
-        >= 8
-    )
+    texts = [*axes.texts, *legend.get_texts(), *axes.get_xticklabels()]
+    assert min(t.get_fontsize() for t in texts) >= 8
     assert figures[0].get_figwidth() <= 8.7  # At the width of the README, the text keeps its size.
     plots.plot_losses(Comparison([first[:2]], [half[:2]]), tmp_path / "two.png", unit)
     drawn = [path for c in figures[1].axes[0].collections for path in c.get_paths()]
@@ -153,34 +107,23 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
 
 def test_keep_probabilities_have_one_panel_per_stage(figures, tmp_path):
     run = dropping(tmp_path, 0, 0.5)
-    coarse = {
-        "phase": "train coarse1",
-        "step": 8,
-        "tokens": 1,
-        "seconds": 1,
-        "compile_seconds": 0,
-        "loss": 1.0,
-        "keep": [1, 0.5],
-    }
+    coarse = {"phase": "train coarse1", "step": 8, "keep": [1, 0.5], "tokens": 1}
+    coarse |= {"seconds": 1, "compile_seconds": 0, "loss": 1.0}
     large = coarse | {"phase": "train large", "step": 4, "keep": [1, 1, 1, 0.5]}
     # Add a smaller model, and then another stage of the large one, with a single log line each.
     with (run.folder / "metrics.jsonl").open("a") as log:
         log.write(json.dumps(coarse) + "\n" + json.dumps(large) + "\n")
     scratch = made(tmp_path, "scratch", SCRATCH)
-    assert plots.plot_keep(
-        Comparison([[scratch], [Run("drop", 0, run.folder)]], []), tmp_path / "keep.png"
-    )
+    found = Comparison([[scratch], [Run("drop", 0, run.folder)]], [])
+    assert plots.plot_keep(found, tmp_path / "keep.png")
+    assert not plots.plot_keep(Comparison([[scratch]], []), tmp_path / "none.png")
+    assert len(figures) == 1
     panels = [axes for axes in figures[0].axes if axes.get_title()]
-    assert [axes.get_title() for axes in panels] == [
-        "drop, train large",
-        "drop, train coarse1",
-        "drop, train large",
-    ]
+    phases = ["train large", "train coarse1", "train large"]
+    assert [axes.get_title() for axes in panels] == [f"drop, {phase}" for phase in phases]
     for axes, depth in zip(panels, (4, 2, 4), strict=True):
-        assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "layer") and axes.get_ylim() == (
-            0.5,
-            depth + 0.5,
-        )
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "layer")
+        assert axes.get_ylim() == (0.5, depth + 0.5)
         assert all(float(tick).is_integer() for tick in axes.get_yticks())
 
 
