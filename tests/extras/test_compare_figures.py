@@ -82,9 +82,9 @@ def test_bands_and_the_budgets_of_the_frontier_are_drawn(comparison, figures, tm
     scale = 10 if unit == "flops" else 1
     line = next(x for x in axes.lines if x.get_label() == "far")
     assert line.get_xdata().tolist() == [scale * c for _, _, c, _ in SCRATCH]
-    band, half = axes.collections[0].get_paths()[0].vertices, 4.303 * 0.5 / 3**0.5
+    band, width = axes.collections[0].get_paths()[0].vertices, 4.303 * 0.5 / 3**0.5
     ends = [f(y for x, y in band if x == scale * 40.0) for f in (min, max)]
-    assert ends == pytest.approx([3.5 - half, 3.5 + half], rel=1e-3)
+    assert ends == pytest.approx([3.5 - width, 3.5 + width], rel=1e-3)
     (frontier,) = (x for x in axes.lines if "frontier" in str(x.get_label()))
     assert frontier.get_xydata().tolist() == [[scale * 20.0, 4.0], [scale * 40.0, 3.5]]
     marked = {text.get_text(): text.get_position()[0] for text in axes.texts}
