@@ -1,4 +1,7 @@
-"""Runs on two processes with two devices each equal runs on one device, and stop as one run."""
+"""Runs on two processes with two devices each match a run of one process on one device.
+
+They stop and resume as one run.
+"""
 
 import itertools
 import json
@@ -108,22 +111,28 @@ def processes(
 ) -> list[subprocess.Popen]:
     """Start ``command`` once for each list of final arguments in ``last``.
 
-    ``{}`` in an argument is replaced with an address for process 0.
+    ``variables`` holds the environment variables of each process. ``{}`` in an argument or a
+    variable is replaced with an address for process 0.
     """
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    count = "--xla_force_host_platform_device_count="
-    flags = re.sub(f"{count}[0-9]+", "", os.environ.get("XLA_FLAGS", ""))
+    flags = re.sub(
+        "--xla_force_host_platform_device_count=[0-9]+", "", os.environ.get("XLA_FLAGS", "")
+    )
     environment = os.environ | {
         "PYTHONPATH": str(Path(pretrain.__file__).parent.parent),
-        "XLA_FLAGS": f"{flags} {count}2",
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=2",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
     }
-    commands = [[sys.executable, *(a.replace("{}", address) for a in [*command, *m])] for m in last]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [
-        subprocess.Popen(each, env=environment | own, **pipes)
-        for each, own in zip(commands, variables, strict=False)
+        subprocess.Popen(
+            [a.replace("{}", address) for a in [sys.executable, *command, *mine]],
+            env=environment | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for mine, own in zip(last, variables, strict=False)
     ]
 
 
@@ -142,13 +151,6 @@ def driven(*jobs: dict) -> list[tuple[int, str, str]]:
     return ended(processes(["-c", DRIVER, "{}"], [[str(i), json.dumps(jobs)] for i in range(2)]))
 
 
-def alone(experiment, folder: Path) -> Path:
-    """Run an experiment on one device of this process."""
-    with runs.only(1):
-        pretrain.run_experiment(replace(experiment, mesh=Mesh()), folder)
-    return folder
-
-
 def outcomes(end: tuple[int, str, str], code: int = 0) -> list[dict]:
     assert end[0] == code, end[2]
     return [json.loads(line) for line in end[1].splitlines() if line.startswith("{")]
@@ -162,7 +164,7 @@ def experiment(folder: Path, name: str = "SBLD", **changes):
 def slurm(tasks: int) -> list[dict[str, str]]:
     """Return the variables that ``srun`` sets for each of its tasks on one host.
 
-    JAX derives the port from the job id, so the id is one whose port is free.
+    JAX derives the port from the job id. The function chooses an id whose port is free.
     """
     for job in itertools.count(os.getpid()):
         with suppress(OSError), socket.create_server(("", 61440 + job % 4096)):
@@ -175,7 +177,10 @@ def slurm(tasks: int) -> list[dict[str, str]]:
 def open_mpi(tasks: int) -> list[dict[str, str]]:
     """Return the variables that ``mpirun`` of Open MPI 4 sets for each of its tasks on one host."""
     job = int(slurm(1)[0]["SLURM_JOB_ID"])
-    uri = {HNP: f"{job << 12}.0;tcp://127.0.0.1:1", "OMPI_COMM_WORLD_SIZE": str(tasks)}
+    uri = {
+        "OMPI_MCA_orte_hnp_uri": f"{job << 12}.0;tcp://127.0.0.1:1",
+        "OMPI_COMM_WORLD_SIZE": str(tasks),
+    }
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
     return [uri | dict.fromkeys(names, str(i)) for i in range(tasks)]
 
@@ -185,14 +190,17 @@ PMAP = ["parallel=pmap", "mesh.fsdp=1", "mesh.tensor=1"]
 
 
 def test_two_processes_stop_resume_and_equal_one(tmp_path):
-    """SIGTERM reaches one process in the run, and one before the first step of the resumed run.
+    """Two processes stop and resume together, with the results of one process.
 
-    Different configs and ``parallel=pmap`` are refused, and an error of process 0 alone ends both.
-    In another run, ``kill -9`` ends one process, and a single process continues the run alone.
+    First, one process receives SIGTERM. New processes resume the run, and one of them receives
+    SIGTERM before the first step. Then the run finishes. Runs with different configs or
+    with ``parallel=pmap`` are refused, and an error of process 0 alone ends both processes. In
+    another run, ``kill -9`` ends one process, and a single process then continues the run alone.
     """
     e = experiment(tmp_path, method=DROPPING, accumulate=1, checkpoint_every=2, mesh=Mesh(1, 2, 2))
-    config, folder, expected = runs.script(tmp_path, e), str(tmp_path / "run"), tmp_path / "alone"
-    alone(e, expected)
+    alone, config, folder = tmp_path / "alone", runs.script(tmp_path, e), str(tmp_path / "run")
+    with runs.only(1):
+        pretrain.run_experiment(replace(e, mesh=Mesh()), alone)
     again, killed = {"config": config, "folder": folder}, tmp_path / "killed"
     first, second = (outcomes(end) for end in driven(again | {"term": 3}))
     assert first == second
@@ -209,19 +217,30 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
     assert mine == outcomes(dead, -signal.SIGKILL)
     stopped, loss, finished, unlike, pmap, untracked = mine
     for said, steps in ((first[0], "[34]"), (stopped, "[45]")):
-        message = f"stopped by SIGTERM; saved a checkpoint at step {steps} of train large; "
-        assert re.match(message, said["Preempted"])
+        assert re.fullmatch(
+            rf"stopped by SIGTERM; saved a checkpoint at step {steps} of train large; .*",
+            said["Preempted"],
+        )
     assert loss == finished and "loss" in loss
-    differ = f"optim.peak_lr: {e.optim.peak_lr} and 0.5; seed: 0 and 1; start all processes"
-    assert f"processes 0 and 1 have different configs: {differ}" in unlike["UserError"]
-    assert pmap["UserError"].endswith("only one process, but this run has 2: set parallel=mesh")
+    assert unlike["UserError"] == (
+        "processes 0 and 1 have different configs: optim.peak_lr: 0.005 and 0.5; seed: 0 and 1; "
+        "start all processes with the same command"
+    ).replace("0.005", repr(e.optim.peak_lr))
+    assert (
+        pmap["UserError"]
+        == "parallel=pmap supports only one process, but this run has 2: set parallel=mesh"
+    )
     assert untracked == {"UserError": "process 0: no tracker"}
-    runs.assert_close(tmp_path / "run", expected)
+    runs.assert_close(tmp_path / "run", alone)
     assert survivor[2].splitlines()[-1] == joining.LOST
-    of_run = re.compile("^(train|resuming at step|resuming|the run)", re.MULTILINE)
-    said = [of_run.findall(end[2]) for end in ends]
-    assert "resuming at step" in said[0] and said[1] == []
-    runs.assert_close(alone(e, killed), expected)
+    said = [
+        [line for line in end[2].splitlines() if re.match("train|resuming|the run", line)]
+        for end in ends
+    ]
+    assert any(line.startswith("resuming at step") for line in said[0]) and said[1] == []
+    with runs.only(1):
+        pretrain.run_experiment(replace(e, mesh=Mesh()), killed)
+    runs.assert_close(killed, alone)
 
 
 @pytest.mark.slow
@@ -229,12 +248,25 @@ def test_two_processes_stop_resume_and_equal_one(tmp_path):
 def test_two_new_processes_resume_after_a_kill(tmp_path, who):
     e = experiment(tmp_path, "SBLD", checkpoint_every=2, mesh=Mesh(1, 2, 2))
     job = {"config": runs.script(tmp_path, e), "folder": str(tmp_path / "run")}
+    with runs.only(1):
+        pretrain.run_experiment(replace(e, mesh=Mesh()), tmp_path / "alone")
     ends = driven(job | {"kill": 2, "who": who})
     assert (ends[1 - who][0], ends[who][0]) == (os.EX_TEMPFAIL, -signal.SIGKILL)
     assert joining.LOST in ends[1 - who][2]
-    one, other = map(outcomes, driven(job))
-    assert one == other
-    runs.assert_close(tmp_path / "run", alone(e, tmp_path / "alone"))
+    one, other = driven(job)
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_one_process_resumes_after_a_kill(tmp_path):
+    e = experiment(tmp_path, "V-cycle", checkpoint_every=2)
+    folder = tmp_path / "run"
+    driven({"config": runs.script(tmp_path, e), "folder": str(folder), "kill": 4})
+    with runs.only(1):
+        pretrain.run_experiment(e, tmp_path / "alone")
+    pretrain.run_experiment(e, folder)
+    runs.assert_close(folder, tmp_path / "alone")
 
 
 @pytest.mark.slow
@@ -245,14 +277,16 @@ def test_two_processes_measure_their_steps_together(tmp_path):
     job = {"config": runs.script(tmp_path, e), "folder": str(folder)}
     driven(job | {"kill": 1})
     measured = (folder / "tiny-seconds.json").read_bytes()
-    one, other = map(outcomes, driven(job))
-    assert one == other and (folder / "tiny-seconds.json").read_bytes() == measured
+    one, other = driven(job)
+    assert outcomes(one) == outcomes(other)
+    assert (folder / "tiny-seconds.json").read_bytes() == measured
     config, result = (json.loads((folder / f"{n}.json").read_text()) for n in ("config", "result"))
     counts = [p["steps"] for p in result["phases"] if p["steps"]]
     assert sum(counts) == config["steps"] and len(counts) == 3
 
 
-def of(method: str):  # with heads for an axis that spans both processes
+def of(method: str):
+    """An experiment of a method, with heads for an axis that spans both processes."""
     return lambda folder: experiment(folder, method, model=replace(runs.MODEL, heads=4, head_dim=2))
 
 
@@ -280,6 +314,7 @@ SHARED = {
     "V-cycle, fsdp": (of("V-cycle"), Mesh(fsdp=4), {}),
     "V-cycle, tensor": (of("V-cycle"), Mesh(1, 1, 4), {}),
     "alternating, fsdp": (of("SBLD"), Mesh(fsdp=4), ALTERNATING),
+    "alternating, data and tensor": (of("SBLD"), Mesh(2, 1, 2), ALTERNATING),
     "growth by operators": (growing(runs.DOUBLED), Mesh(1, 4), {}),
     "growth by learned maps": (growing(Learned(LiGO("interleave"), 9)), Mesh(1, 4), {}),
     "a LoRA that is sharded over both": (of_lora, Mesh(1, 4), {}),
@@ -292,11 +327,12 @@ def test_two_processes_give_the_same_losses_as_one(tmp_path, name):
     """Also the factors of a LoRA are saved completely, although each process has a part of them."""
     make, mesh, more = SHARED[name]
     e = make(tmp_path)
+    with runs.only(1):
+        pretrain.run_experiment(e, tmp_path / "alone")
     config = runs.script(tmp_path, replace(e, mesh=mesh))
-    job = {"config": config, "folder": str(tmp_path / "run"), **more}
-    one, other = map(outcomes, driven(job))
-    assert one == other
-    runs.assert_close(tmp_path / "run", alone(e, tmp_path / "alone"))
+    one, other = driven({"config": config, "folder": str(tmp_path / "run"), **more})
+    assert outcomes(one) == outcomes(other)
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
     if make is of_lora:
         files = (tmp_path / run / "lora.npz" for run in ("run", "alone"))
         saved, expected = (load_adaptation(file).params for file in files)
@@ -427,10 +463,12 @@ def test_another_address_can_be_given(monkeypatch):
 @pytest.mark.slow
 def test_processes_that_slurm_starts_train_as_one(tmp_path):
     e = experiment(tmp_path, "SBLD", mesh=Mesh(2, 2))
+    with runs.only(1):
+        pretrain.run_experiment(replace(e, mesh=Mesh()), tmp_path / "alone")
     command = ["-m", "train.pretrain", runs.script(tmp_path, e), "--workdir", str(tmp_path / "run")]
     (code, _, said), (other, _, silent) = ended(processes(command, [[], []], slurm(2)))
     assert (code, other, silent) == (0, 0, "") and "val_loss=" in said
-    runs.assert_close(tmp_path / "run", alone(e, tmp_path / "alone"))
+    runs.assert_close(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.parametrize(("process", "says"), [
@@ -469,6 +507,20 @@ def test_processes_wait_for_each_other_at_the_start(tmp_path):
     assert (code, other) == (0, 0), said
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("host:1", None, 0), "--coordinator, --processes and --process belong together"),
+        ((None, 2, 0), "--coordinator, --processes and --process belong together"),
+        (("host", 2, 0), "--coordinator must be HOST:PORT of process 0, not 'host'"),
+        (("host:1", 2, 2), "--process must be between 0 and 1 for 2 processes, but is 2"),
+    ],
+)
+def test_what_names_no_process_is_refused(given, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        joining.join_processes(*given)
+
+
 # Environment variables of a process that belongs to a job but runs without other processes.
 FOUR = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}
 ALONE = {
@@ -498,6 +550,17 @@ def test_one_of_several_stays_alone_only_if_told(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     with pytest.raises(UserError, match="JAX cannot find them; give --coordinator"):
         joining.join_processes()
-    with pytest.raises(UserError, match="--coordinator, --processes and --process belong together"):
-        joining.join_processes(None, 2, 0)
     joining.join_processes(processes=1)
+
+
+@pytest.mark.slow
+def test_kill_9_of_process_0_ends_the_others_within_a_minute(tmp_path):
+    config = runs.script(tmp_path, experiment(tmp_path, "SBLD", steps=100_000, checkpoint_every=2))
+    command = ["-m", "train.pretrain", config, "--workdir", str(tmp_path / "run"), *PAIR]
+    pair = processes(command, [["--process", "0"], ["--process", "1"]])
+    while not list((tmp_path / "run" / "checkpoints").glob("[0-9]*/SHA256SUMS")):
+        assert [p.poll() for p in pair] == [None, None]
+        time.sleep(0.1)
+    pair[0].kill()
+    (_, _, _), (code, _, said) = ended(pair, within=60)
+    assert code == os.EX_TEMPFAIL and joining.LOST in said
