@@ -31,18 +31,14 @@ LEARNED = Growing(
 MEASURED = Scratch((DropLayers(LayerDrop(sensitivity=Sensitivity(after=0.5))),))
 
 
-@pytest.mark.parametrize(
-    ("method", "ramp", "parts"),
-    [
-        (Scratch(), (0.5,), "large 0-10 /2; large 10-20 /1"),
-        (Scratch(), (0.1, 0.5), "large 0-2 /4; large 2-10 /2; large 10-20 /1"),
-        (HALVED, (0.25, 0.75), "small 0-5 /4; small 5-10 /2; large 0-5 /2; large 5-10 /1"),
-        (HALVED, (0.5,), "small 0-10 /2; large 0-10 /1"),
-        (MEASURED, (0.75,), "large 0-10 /2; large 10-15 /2; large 15-20 /1"),
-        # Learned maps keep the batch of their first step: 30 steps, of which 10 learn maps.
-        (LEARNED, (0.5,), "small 0-10 /2; maps 0-10 /2; large 0-10 /1"),
-    ],
-)
+@pytest.mark.parametrize(("method", "ramp", "parts"), [
+    (Scratch(), (0.1, 0.5), "large 0-2 /4; large 2-10 /2; large 10-20 /1"),
+    (HALVED, (0.25, 0.75), "small 0-5 /4; small 5-10 /2; large 0-5 /2; large 5-10 /1"),
+    (HALVED, (0.5,), "small 0-10 /2; large 0-10 /1"),
+    (MEASURED, (0.75,), "large 0-10 /2; large 10-15 /2; large 15-20 /1"),
+    # Learned maps keep the batch of their first step: 30 steps, of which 10 learn maps.
+    (LEARNED, (0.5,), "small 0-10 /2; maps 0-10 /2; large 0-10 /1"),
+])  # fmt: skip
 def test_phases_of_training_are_divided_where_the_batch_doubles(tmp_path, method, ramp, parts):
     base = runs.Optim(warmup=2)
     plan = method.plan(runs.MODEL, base, 20)
@@ -53,12 +49,8 @@ def test_phases_of_training_are_divided_where_the_batch_doubles(tmp_path, method
     assert others[0] == others[1]
 
     def rates(phases):
-        return [
-            learning_rate(p.optim, p.steps, step)
-            for p in phases
-            if isinstance(p, Train)
-            for step in range(p.begin, p.end)
-        ]
+        each = [(p, i) for p in phases if isinstance(p, Train) for i in range(p.begin, p.end)]
+        return [learning_rate(p.optim, p.steps, i) for p, i in each]
 
     assert rates(found) == rates(plan)
     samples = sum((p.end - p.begin) * p.samples(16) for p in trained)
@@ -80,10 +72,8 @@ def test_a_stream_of_other_batches_reads_the_same_samples():
         found += [next(stream)[0] for _ in range(count)]
         again = training_batches(windows, batch, seed=1)
         again.set_state(stream.get_state())
-        following = next(again)[0]
-        np.testing.assert_array_equal(
-            following, expected[stream.get_state()["next_index"] :][:batch]
-        )
+        begin = stream.get_state()["next_index"]
+        np.testing.assert_array_equal(next(again)[0], expected[begin : begin + batch])
     np.testing.assert_array_equal(np.concatenate(found), expected[: 6 + 8 + 32 + 10])
 
 
@@ -160,11 +150,9 @@ def test_one_program_for_each_size_of_the_batch(tmp_path, monkeypatch, caplog):
 
 
 def test_epochs_count_the_samples_of_smaller_batches(tmp_path):
-    steps = [
-        with_steps(runs.experiment(tmp_path, steps=0, epochs=20.0, ramp=ramp)).steps
-        for ramp in ((), (0.5,))
-    ]
-    assert steps[1] == pytest.approx(steps[0] / 0.75, abs=1)
+    plain = runs.experiment(tmp_path, steps=0, epochs=20.0)
+    whole, ramped = (with_steps(replace(plain, ramp=ramp)).steps for ramp in ((), (0.5,)))
+    assert ramped == pytest.approx(whole / 0.75, abs=1)
 
 
 def test_messages(tmp_path):
@@ -172,10 +160,4 @@ def test_messages(tmp_path):
     for ramp in ("0.5,0.25", "0.5,0.5", "0.0", "1.5"):
         with pytest.raises(UserError, match="ramp must be fractions of the steps between 0 and 1"):
             load_experiment(config, [f"ramp={ramp}"])
-    with pytest.raises(UserError, match="a batch of 8 cannot be halved 4 times and divided into 1"):
-        load_experiment(config, ["ramp=0.1,0.2,0.3,0.4"])
     assert load_experiment(config, ["ramp=0.5"]).ramp == (0.5,)
-    with pytest.raises(
-        UserError, match="cannot be halved 2 times and divided into 4 micro-batches"
-    ):
-        load_experiment(config, ["ramp=0.1,0.2", "accumulate=4", "batch=8"])
