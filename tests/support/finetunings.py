@@ -69,12 +69,9 @@ def pieces(folder: Path, family: str) -> str:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=SPECIAL[family],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    options = {"special_tokens": SPECIAL[family], "show_progress": False, "vocab_size": 300}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **options)
     made.train([str(runs.corpus(folder) / "0.txt")], trainer)
     made.save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")
@@ -88,15 +85,8 @@ def checkpoint(folder: Path, config: TextConfig) -> Path:
 
 
 def tuning(path: Path, **changes) -> FineTuning:
-    values = dict(
-        name="cola",
-        data=Labelled("cola", str(path), length=14),
-        epochs=1,
-        batch=16,
-        learning_rates=(1e-2,),
-        optim=OPTIM,
-    )
-    return FineTuning(**values | changes)
+    values = dict(name="cola", data=Labelled("cola", str(path), length=14), epochs=1, batch=16)
+    return FineTuning(**values | dict(learning_rates=(1e-2,), optim=OPTIM) | changes)
 
 
 def spans(home: Path) -> FineTuning:

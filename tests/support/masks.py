@@ -1,6 +1,7 @@
 """Exact distributions of keep masks, by enumeration, as references for samples and expectations."""
 
 import itertools
+from collections import defaultdict
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def systematic(p, u):
 
 def fixed(p):
     """Return ``{mask: probability}`` of systematic keep masks; enumerates all orders and all u."""
-    exact, found = np.round(p * GRID).astype(np.int64), {}
+    exact, found = np.round(p * GRID).astype(np.int64), defaultdict(float)
     orders = list(itertools.permutations(range(len(p))))
     for order in orders:
         order = list(order)
@@ -32,7 +33,5 @@ def fixed(p):
             if width:
                 kept = np.zeros(len(p), bool)
                 kept[order] = systematic(exact[order], u)
-                found[tuple(kept.tolist())] = found.get(
-                    tuple(kept.tolist()), 0
-                ) + width / GRID / len(orders)
-    return found
+                found[tuple(kept.tolist())] += width / GRID / len(orders)
+    return dict(found)

@@ -2,10 +2,8 @@
 
 import numpy as np
 
-KERNELS = [("attention", n) for n in ("query", "key", "value", "out")] + [
-    ("mlp", "up"),
-    ("mlp", "down"),
-]
+KERNELS = [("attention", n) for n in ("query", "key", "value", "out")]
+KERNELS += [("mlp", "up"), ("mlp", "down")]
 
 
 def flat(block):
@@ -14,9 +12,7 @@ def flat(block):
     out = {}
     for part, name in KERNELS:
         kernel, bias = block[part][name]["kernel"], block[part][name]["bias"]
-        out[name] = (
-            kernel.reshape(-1, embed) if name in ("out", "down") else kernel.reshape(embed, -1)
-        )
+        out[name] = kernel.reshape((-1, embed) if name in ("out", "down") else (embed, -1))
         out[name + " bias"] = bias.reshape(-1)
     for norm in ("attention_norm", "mlp_norm"):
         out[norm + " scale"], out[norm + " bias"] = block[norm]["scale"], block[norm]["bias"]

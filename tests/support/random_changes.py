@@ -18,13 +18,8 @@ MARK = "\uffff value \uffff"
 
 def _places(value: Any, place: tuple = ()) -> list[tuple]:
     """Return the keys that lead to every value of a JSON value."""
-    inner = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    items = {dict: dict.items, list: enumerate}.get(type(value), lambda value: ())
+    inner = items(value)
     return [place, *(found for key, x in inner for found in _places(x, (*place, key)))]
 
 
@@ -76,9 +71,8 @@ def changed(content: bytes, rng: random.Random) -> bytes:
     length = int.from_bytes(content[:8], "little")
     try:
         if content[8:9] == b"{" and length < len(content) and rng.random() < 0.7:
-            head = _changed_json(content[8 : 8 + length].decode(), rng).encode(
-                "utf-8", "surrogatepass"
-            )
+            text = _changed_json(content[8 : 8 + length].decode(), rng)
+            head = text.encode("utf-8", "surrogatepass")
             return len(head).to_bytes(8, "little") + head + content[8 + length :]
         if zipfile.is_zipfile(io.BytesIO(content)) and rng.random() < 0.7:
             return _changed_zip(content, rng)
@@ -87,9 +81,8 @@ def changed(content: bytes, rng: random.Random) -> bytes:
         chosen = 0 if len(lines) == 1 else rng.randrange(len(lines))
         if rng.random() < 0.9:
             lines[chosen] = _changed_json(lines[chosen], rng)
-            return "\n".join(lines).encode(
-                "latin1" if "\xff" in lines[chosen] else "utf-8", "surrogatepass"
-            )
+            encoding = "latin1" if "\xff" in lines[chosen] else "utf-8"
+            return "\n".join(lines).encode(encoding, "surrogatepass")
     except (ValueError, RecursionError):
         pass
     try:

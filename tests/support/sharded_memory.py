@@ -46,15 +46,10 @@ def cases() -> dict[str, tuple[dict[str, int], maps.Growth]]:
     found["coalesce"] = dense, operators.coalesce(dense, **halves)
     small = dense | maps.new_sizes(operators.coalesce(dense, **halves))
     found["decoalesce"] = small, operators.decoalesce(dense, **halves)
-    found["keep"] = (
-        dense,
-        operators.keep_units(dense, {"layers": [0, 2, 3], "mlp": np.arange(0, 4096, 2)}),
-    )
-    scores = np.random.default_rng(0).normal(size=(4, 4096))
-    found["prune, units of each layer"] = (
-        dense,
-        operators.prune(dense, {"mlp": 2048}, {"mlp": scores}),
-    )
+    kept = {"layers": [0, 2, 3], "mlp": np.arange(0, 4096, 2)}
+    found["keep"] = dense, operators.keep_units(dense, kept)
+    scores = {"mlp": np.random.default_rng(0).normal(size=(4, 4096))}
+    found["prune, units of each layer"] = dense, operators.prune(dense, {"mlp": 2048}, scores)
     return found
 
 

@@ -35,10 +35,8 @@ def made(
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(
-                torch.randn(p.shape, generator=generator) / 4
-                + (p.ndim == 1 and name.endswith("weight"))
-            )
+            drawn = torch.randn(p.shape, generator=generator) / 4
+            p.copy_(drawn + (p.ndim == 1 and name.endswith("weight")))
     model.save_pretrained(folder, **options)
     (folder / "tokenizer.json").write_text("{}")
     return folder
@@ -46,11 +44,8 @@ def made(
 
 def given(config) -> np.ndarray:
     if config.modality == "images":
-        return (
-            np.random.default_rng(0)
-            .normal(size=(3, config.image, config.image, 3))
-            .astype(np.float32)
-        )
+        shape = (3, config.image, config.image, 3)
+        return np.random.default_rng(0).normal(size=shape).astype(np.float32)
     # The tokens exclude 0, 1 and 2, which some models treat as padding.
     tokens = np.random.default_rng(0).integers(3, 11, (3, 7))
     # The hidden states of a decoder are compared at all positions, so its texts have no padding.
@@ -70,12 +65,9 @@ def ours(folder: Path) -> np.ndarray:
 
 def theirs(folder: Path) -> np.ndarray:
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
-    model, told = getattr(transformers, architecture).from_pretrained(
-        folder, output_loading_info=True
-    )
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), (
-        told
-    )
+    kind = getattr(transformers, architecture)
+    model, told = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(told[f"{name}_keys"] for name in ("missing", "unexpected", "mismatched")), told
     return answered(model, given(checkpoints.open_checkpoint(folder).config))
 
 
@@ -94,14 +86,12 @@ def answered(model, x: np.ndarray) -> np.ndarray:
             return out.image_embeds.numpy()
         if "last_hidden_state" in out:
             # CLIP computes the norm after the layers only for the class token.
+            states = out.last_hidden_state
             of_clip = type(model).__name__ == "CLIPVisionModel"
-            states = (
-                model.post_layernorm(out.last_hidden_state) if of_clip else out.last_hidden_state
-            )
-            return states.numpy()
-    return (
-        torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out.logits
-    ).numpy()
+            return (model.post_layernorm(states) if of_clip else states).numpy()
+    if "start_logits" in out:
+        return torch.stack([out.start_logits, out.end_logits], -1).numpy()
+    return out.logits.numpy()
 
 
 def assert_alike(folder: Path) -> np.ndarray:
