@@ -1,8 +1,5 @@
 """Checks that all vision families share."""
 
-from functools import cache
-
-import jax
 import numpy as np
 import tiny
 
@@ -18,20 +15,7 @@ def images(config, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(config.dtype)
 
 
-@cache
-def forward(config: Config):
-    """Return the function ``(params, images) -> logits``."""
-    return jax.jit(lambda p, x: config.module.apply({"params": p}, x))
-
-
-@cache
-def gradient(config: Config):
-    """Return ``(params, images) -> gradient`` of the loss for class 0."""
-
-    def loss(p, x):
-        return -jax.nn.log_softmax(config.module.apply({"params": p}, x))[:, 0].mean()
-
-    return jax.jit(jax.grad(loss))
+forward = tiny.forward
 
 
 def change(growth: Growth, small: Config) -> float:
