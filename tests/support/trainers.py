@@ -16,17 +16,20 @@ import numpy as np
 import optax
 import pytest
 
-SMALL = dict(vocab=13, context=7, embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=2)
+SMALL = {
+    "vocab": 13,
+    "context": 7,
+    "embed": 16,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 4,
+    "mlp": 32,
+    "layers": 2,
+}
 TOKENS = np.random.default_rng(0).integers(1, SMALL["vocab"], (2, SMALL["context"]))
 # The folder of the steps, below the folder of the run.
 STEPS = {"gemma": "checkpoints"}
 TX = optax.adamw(3e-3)
-
-
-def renamed(sizes: dict[str, int], names: str) -> dict[str, int]:
-    """Return sizes under other names, given as ``other=ours`` pairs."""
-    pairs = (name.split("=") for name in names.split())
-    return {other: sizes[ours] for other, ours in pairs}
 
 
 def cross_entropy(logits: jax.Array) -> jax.Array:
@@ -79,9 +82,16 @@ def levanter(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) ->
     from levanter.models.llama import LlamaConfig, LlamaLMHeadModel
     from levanter.trainer_state import TrainerState
 
-    names = "max_seq_len=context hidden_dim=embed intermediate_dim=mlp num_layers=layers "
-    names += "num_heads=heads num_kv_heads=kv_heads head_dim=head_dim"
-    config = LlamaConfig(**renamed(sizes, names), gradient_checkpointing=False)
+    config = LlamaConfig(
+        max_seq_len=sizes["context"],
+        hidden_dim=sizes["embed"],
+        intermediate_dim=sizes["mlp"],
+        num_layers=sizes["layers"],
+        num_heads=sizes["heads"],
+        num_kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
+        gradient_checkpointing=False,
+    )
     vocab = haliax.Axis("vocab", sizes["vocab"])
     model = LlamaLMHeadModel.init(vocab, config, key=jax.random.PRNGKey(0))
     state = TrainerState.init(TX, model, key=jax.random.PRNGKey(1))
@@ -119,9 +129,13 @@ def gemma(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> li
     kd = pytest.importorskip("kauldron.kd", reason=package)
     from gemma.gm.nn import _config as configs
 
-    names = "num_embed=vocab embed_dim=embed hidden_dim=mlp num_heads=heads "
     config = configs.TransformerConfig(
-        **renamed(sizes, names + "num_kv_heads=kv_heads head_dim=head_dim"),
+        num_embed=sizes["vocab"],
+        embed_dim=sizes["embed"],
+        hidden_dim=sizes["mlp"],
+        num_heads=sizes["heads"],
+        head_dim=sizes["head_dim"],
+        num_kv_heads=sizes["kv_heads"],
         final_logit_softcap=30.0,
         use_post_attn_norm=True,
         use_post_ffw_norm=True,
@@ -166,8 +180,10 @@ def nanodo(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> l
     from flax.training.train_state import TrainState
     from orbax import checkpoint as ocp
 
-    names = "D=embed H=heads L=context N=layers V=vocab F=mlp"
-    config = found.DoConfig(**renamed(sizes, names), fsdp_enabled=False)
+    letters = {"D": "embed", "H": "heads", "L": "context", "N": "layers", "V": "vocab", "F": "mlp"}
+    config = found.DoConfig(
+        **{letter: sizes[name] for letter, name in letters.items()}, fsdp_enabled=False
+    )
     model = found.TransformerDo(config)
     params = model.init(jax.random.key(0), TOKENS)["params"]
     # nanodo wraps every optimizer in this way, also without gradient accumulation.
@@ -203,11 +219,20 @@ def bonsai(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> l
     from flax import nnx
     from orbax import checkpoint as ocp
 
-    names = "num_layers=layers vocab_size=vocab emb_dim=embed mlp_dim=mlp num_heads=heads "
-    names += "num_kv_heads=kv_heads head_dim=head_dim"
-    rope = dict(rope_theta=10_000, rope_scaling_factor=8.0, local_rope_theta=1e4)
-    more = dict(norm_eps=1e-6, tie_word_embeddings=False)
-    config = found.ModelConfig(**renamed(sizes, names), **rope, **more)
+    config = found.ModelConfig(
+        num_layers=sizes["layers"],
+        vocab_size=sizes["vocab"],
+        emb_dim=sizes["embed"],
+        mlp_dim=sizes["mlp"],
+        num_heads=sizes["heads"],
+        num_kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
+        rope_theta=10_000,
+        rope_scaling_factor=8.0,
+        local_rope_theta=1e4,
+        norm_eps=1e-6,
+        tie_word_embeddings=False,
+    )
     model = found.Qwen3(config, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
 
@@ -248,10 +273,14 @@ def penzai(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> l
     from penzai import pz
     from penzai.toolshed import basic_training
 
-    names = "num_kv_heads=kv_heads embedding_dim=embed projection_dim=head_dim mlp_hidden_dim=mlp "
     config = found.LlamalikeTransformerConfig(
-        **renamed(sizes, names + "num_decoder_blocks=layers vocab_size=vocab"),
+        num_kv_heads=sizes["kv_heads"],
         query_head_multiplier=sizes["heads"] // sizes["kv_heads"],
+        embedding_dim=sizes["embed"],
+        projection_dim=sizes["head_dim"],
+        mlp_hidden_dim=sizes["mlp"],
+        num_decoder_blocks=sizes["layers"],
+        vocab_size=sizes["vocab"],
         mlp_variant="swiglu",
         tie_embedder_and_logits=False,
     )
@@ -303,8 +332,11 @@ def penzai(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> l
             now.value = new.value
         state, moments = trainer.state.value, tree["opt_state"]
         adam = state.opt_state[0]
-        new = {name: filled(getattr(adam, name), moments[name]) for name in ("mu", "nu")}
-        adam = adam._replace(count=moments["count"], **new)
+        adam = adam._replace(
+            count=moments["count"],
+            mu=filled(adam.mu, moments["mu"]),
+            nu=filled(adam.nu, moments["nu"]),
+        )
         trainer.state.value = type(state)(
             step=tree["step"], opt_state=(adam, *state.opt_state[1:]), loss_fn_state=None
         )
@@ -324,12 +356,17 @@ def easydel(folder: Path, sizes: dict[str, int], steps: int, begin: int = 0) -> 
     found = pytest.importorskip("easydel", reason="pip install --no-deps easydel ejkernel")
     from flax import nnx
 
-    names = "hidden_size=embed intermediate_size=mlp num_hidden_layers=layers head_dim=head_dim "
-    names += (
-        "num_attention_heads=heads num_key_value_heads=kv_heads max_position_embeddings=context"
-    )
+    renamed = {
+        "hidden_size": "embed",
+        "intermediate_size": "mlp",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "head_dim": "head_dim",
+        "max_position_embeddings": "context",
+    }
     # EasyDeL loads an optimizer state only if the devices of the tests divide the vocabulary.
-    settings = {"vocab_size": 16, **renamed(sizes, names)}
+    settings = {"vocab_size": 16, **{key: sizes[name] for key, name in renamed.items()}}
     float32 = {"dtype": jnp.float32, "param_dtype": jnp.float32}
     if begin:
         config = folder / "config.json"
