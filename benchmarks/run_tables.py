@@ -162,14 +162,20 @@ COPIES = {
     "experts_utility": "four for half of the steps, then eight by utility",
     "experts_eight": "eight experts",
 }
-RATES = {name: (LOOPS | HEADS)[name] for name in ("muon_loop35", "muon_unloop35", "muon_untied")}
+RATES = {
+    name: text
+    for name, text in (LOOPS | HEADS).items()
+    if name not in ("wiki12_muon", "muon_untie")
+}
 SWEPT = {name: text for name, text in COPIES.items() if name != "experts_utility"}
 FORMS = (
     partial(comparison_table, "loops", LOOPS | LATER, (0.55, 0.75)),
     partial(comparison_table, "loops8", LOOPS, (0.55, 0.75)),
-    partial(comparison_table, "loops49", LOOPS, (0.75,)),
+    partial(comparison_table, "loops49", LOOPS, (0.55, 0.75)),
     partial(comparison_table, "heads", HEADS),
     partial(comparison_table, "copies", COPIES),
     partial(rates_table, RATES, "forms_rates", "loops", "heads", "forms_rates"),
+    partial(rates_table, LOOPS, "loops8_rates", "loops8"),
+    partial(rates_table, LOOPS, "loops49_rates", "loops49"),
     partial(rates_table, SWEPT, "forms_rates", "forms_rates"),
 )
