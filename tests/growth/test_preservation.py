@@ -11,14 +11,16 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
-from jaxgrow import grow, preserves_function
+from jaxgrow import grow, grow_optimizer, preserves_function
 from jaxgrow.axes import names as naming
 from jaxgrow.axes import reads_axis, with_direction
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, blocks, select
 from jaxgrow.growth.matrices import dense
+from jaxgrow.growth.moments import RebiasState, rebias
 from jaxgrow.growth.symmetry import break_symmetry
 from jaxgrow.operators import aki, fpi, hypercloning, lemon, llama_pro, net2net, zero_pad
 
@@ -160,6 +162,19 @@ def test_llama_pro_is_bitwise_exact_in_optimized_programs():
     assert tiny.change_of_logits(growth, dtype="float32", forward=tiny.optimized_forward) == 0
 
 
+def test_at_first_only_what_is_zero_in_new_blocks_learns():
+    config, growth = tiny.config(), llama_pro(OLD, {"layers": 3})
+    large = grow(growth, tiny.params(config), tiny.axes(config))
+    gradient = tiny.gradient(config.resized(growth))(large, tiny.tokens())
+    for path, g, _ in tiny.pairs(gradient["blocks"], gradient["blocks"]):
+        if path.split("/")[-2] in ("out", "down"):
+            assert np.abs(g[2]).max() > 1e-3, path
+        else:
+            assert (g[2] == 0).all(), path
+        if path != "attention/key/bias":  # does not change any softmax
+            assert np.abs(g[:2]).max() > 1e-3, path
+
+
 # --- twins ---
 
 COPIES = {
@@ -274,3 +289,25 @@ def test_noise_keeps_structure_and_dtypes():
 def test_noise_needs_one_map_per_axis():
     with pytest.raises(TypeError, match=r"only growths with one map per axis, .* of Rules"):
         break_symmetry({"w": np.ones(2)}, Rules(()), {"w": ("mlp.in.kernel",)})
+
+
+@pytest.mark.extra
+def test_twins_stay_equal_under_adam_unless_moments_differ():
+    config, large, _ = grown("hypercloning 2")
+    axes, small = tiny.axes(tiny.config()), tiny.params(tiny.config())
+    tx = optax.chain(optax.scale_by_adam(), rebias(0.9, 0.999), optax.scale(-0.1))
+    adam = optax.ScaleByAdamState(count=np.int32(3), mu=small, nu=jax.tree.map(np.square, small))
+    state = (
+        adam,
+        RebiasState(np.int32(3), jax.tree.map(lambda _: np.int32(0), small)),
+        optax.ScaleState(),
+    )
+    gradient, update = tiny.gradient(config)(large, tiny.tokens()), jax.jit(tx.update)
+    for policy, stay in (("exact", True), ("asymmetric", False)):
+        across = jax.jit(
+            lambda s, to=policy: grow_optimizer(tx, s, COPIES["hypercloning 2"], small, axes, to)
+        )
+        updates, _ = update(gradient, across(state))
+        trained = jax.tree.map(np.add, large, jax.device_get(updates))
+        furthest = max(apart(trained, "mlp").values())
+        assert furthest < EXACT if stay else furthest > VISIBLE

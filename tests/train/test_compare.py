@@ -549,3 +549,37 @@ def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, cap
         called(monkeypatch, script, *options, "--workdir", tmp_path / "runs")
     assert says in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_runs_that_differ_by_chance_save_zero(tmp_path):
+    """A/A test with independent noise, 20 times: a 95 % interval may occasionally exclude zero."""
+    missed = 0
+    for i in range(20):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        first, other, shorter = (
+            [made(folder, name, noisy(1000 * i + 10 * s + j, steps, shift), s) for s in range(4)]
+            for j, (name, steps, shift) in enumerate(
+                (("one", 60, 0), ("two", 60, 0), ("one-x0.5", 30, -0.4))
+            )
+        )
+        row = Comparison([first, other], [shorter]).rows()[1]
+        mean = sum(row["saved_frontier"]) / 4 if None not in row["saved_frontier"] else 0
+        half = row["saved_frontier_interval"]
+        missed += half is not None and abs(mean) > half
+        reached = [s for s in row["saved_flops"] if s is not None]
+        missed += len(reached) == 4 and abs(sum(reached) / 4) > row["saved_flops_interval"]
+    assert missed <= 4
+
+
+def test_a_better_run_does_save(tmp_path):
+    """The control of the two A/A tests above: the same noise at half the cost."""
+    first = [made(tmp_path, "one", noisy(seed), seed) for seed in range(4)]
+    half = [
+        made(tmp_path, "half", [(p, s, c / 2, v - 0.1) for p, s, c, v in noisy(50 + seed)], seed)
+        for seed in range(4)
+    ]
+    row = Comparison(
+        [first, half], [[made(tmp_path, "one-x0.5", noisy(90 + s, 30, -0.4), s) for s in range(4)]]
+    ).rows()[1]
+    assert min(row["saved_frontier"]) > 0.3

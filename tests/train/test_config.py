@@ -281,3 +281,16 @@ def test_of_all_fields_those_that_decide_nothing_may_differ(tmp_path):
     changing += " keep_every on_nan most_skipped parallel mesh loggers"
     assert free(one, lambda e: e) == {*changing.split()}
     assert free(one.data, lambda data: replace(one, data=data)) == {"cache"}
+
+
+def test_nothing_in_an_experiment_can_be_changed_in_place(path):
+    experiment = load_experiment(path)
+    for part in (
+        experiment,
+        experiment.model,
+        experiment.data,
+        experiment.optim,
+        experiment.method,
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, dataclasses.fields(part)[0].name, None)
