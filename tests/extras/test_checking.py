@@ -235,4 +235,4 @@ def test_a_model_of_linen_with_its_layers_in_subtrees():
 
     assert check(third_party.LINEN.rules)
     (wrong,) = check({**third_party.LINEN.rules, "*/down/kernel": ("mlp", "embed")}).wrong
-    assert "down/kernel: is named ('mlp', 'embed'); with ('mlp.in', 'embed')" in wrong
+    assert "down/kernel: the names ('mlp', 'embed') are wrong; with ('mlp.in', 'embed')" in wrong

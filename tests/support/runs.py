@@ -75,8 +75,8 @@ def script(folder: Path, experiment: Experiment) -> str:
     """Write a config file of ``experiment`` and return its path."""
     path = folder / f"{experiment.name}.py"
     library = ("extras.peft.lora", "models", "layerdrop", "operators.ligo")
-    train = ("extras.labelled.task", "config.experiment", "data.text", "state.optim", "state.mesh")
-    train += ("plan.methods", "plan.modifiers", "plan.transforms")
+    train = ("extras.fine_tune", "extras.labelled.task", "config.experiment", "data.text")
+    train += ("state.optim", "state.mesh", "plan.methods", "plan.modifiers", "plan.transforms")
     modules = [*(f"jaxgrow.{name}" for name in library), *(f"train.{name}" for name in train)]
     imports = "".join(f"from {name} import *\n" for name in modules)
     path.write_text(f"{imports}\n\ndef config():\n    return {experiment!r}\n")
