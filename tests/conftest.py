@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from zlib import crc32
 
 import chex
@@ -31,6 +32,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 chex.set_n_cpu_devices(4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# All workers and their processes share compiled programs, except those that compile in no time.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _PROGRAMS = TemporaryDirectory(prefix="jaxgrow-programs-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS.name
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
 # Tests kill processes but no machine, so none of them waits for the disk.
 os.fsync = lambda handle: None
 
@@ -49,8 +58,11 @@ measured = Counter()  # seconds of each file in this run
 
 def pytest_addoption(parser):
     parser.addoption("--measure", action="store_true", help=f"write {DURATIONS.name}")
-    described = "run one eighth of the chosen tests, which depends on this"
-    parser.addoption("--eighth", metavar="COMMIT", help=described)
+    parser.addoption(
+        "--eighth",
+        metavar="COMMIT",
+        help="run one eighth of the chosen tests, which depends on this",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
