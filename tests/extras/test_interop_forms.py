@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import tiny
-from published import called, refused
 from transformers_models import (
     answered,
     assert_alike,
@@ -24,13 +23,19 @@ from jaxgrow.models import Loop
 
 pytestmark = pytest.mark.interop
 
-DECODERS = pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+DECODERS = pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"]
+)
 
 
 def listed(folder, architecture, sources, other=None):
     """Return the logits of a `transformers` model whose list of layers was built by hand.
 
-    The layers of another model follow after those of the first one in the numbers of ``sources``.
+    Args:
+      folder: the model.
+      architecture: its class.
+      sources: the layers of the list; those of ``other`` count from the number of its own layers.
+      other: another model.
     """
     models = [getattr(transformers, architecture).from_pretrained(x) for x in (folder, other) if x]
     every = [layer for model in models for layer in model.model.layers]
@@ -90,10 +95,21 @@ def test_layers_of_two_models_are_those_of_a_model_built_by_hand(tmp_path, archi
 def test_loop_writes_a_layer_for_each_pass(tmp_path, architecture):
     """The oracle is the model of `transformers` with the same modules several times in its list."""
     source = made(tmp_path / "a", architecture)
-    run("grow", source, tmp_path / "b", "--method", "loop", "--loop", "0-1x3")
+    config = checkpoints.open_checkpoint(source).config
+    last = config.layers - 1
+    run("grow", source, tmp_path / "b", "--method", "loop", "--loop", f"{last - 1}-{last}x3")
+    passes = [*range(last - 1), *[last - 1, last] * 3]
     record = json.loads((tmp_path / "b" / "jaxgrow.json").read_text())
-    assert record["arguments"]["passes"] == [0, 1] * 3
-    expected = listed(source, architecture, [0, 1] * 3)
+    assert record["arguments"]["passes"] == passes
+
+    model = getattr(transformers, architecture).from_pretrained(source)
+    layers = model.model.layers
+    model.model.layers = type(layers)([layers[i] for i in passes])
+    if kinds := getattr(model.config, "layer_types", None):
+        model.config.layer_types = [kinds[i] for i in passes]
+    model.config.num_hidden_layers = len(passes)
+    model.config.use_cache = False
+    expected = answered(model, given(config))
     np.testing.assert_allclose(assert_alike(tmp_path / "b"), expected, rtol=0, atol=1e-4)
     assert np.abs(expected - theirs(source)).max() > 1e-2
 
@@ -107,10 +123,11 @@ def test_a_model_with_a_loop_is_written_without_it(tmp_path, architecture, capsy
     write(Loaded(looped, params), Output(tmp_path / "looped", "orbax"))
     tokens = given(config)
     expected = np.asarray(tiny.forward(looped)(params, tokens))
-    np.save(tmp_path / "ids.npy", tokens)
-    words = (tmp_path / "looped", tmp_path / "e", "--mlp", 8, "--data", tmp_path / "ids.npy")
-    said = refused(capsys, "prune", *words)
-    assert "first give each pass its own layer with jaxgrow grow" in said
+    data = tmp_path / "ids.npy"
+    np.save(data, tokens)
+    words = [tmp_path / "looped", tmp_path / "e", "--mlp", "8", "--data", data]
+    assert program.main(["prune", *map(str, words)]) == 1
+    assert "first give each pass its own layer with jaxgrow grow" in capsys.readouterr().err
     run("convert", tmp_path / "looped", tmp_path / "c", "--to", "hf")
     capsys.readouterr()
     run("grow", tmp_path / "looped", tmp_path / "d", "--method", "unloop", "--to", "hf")
@@ -121,8 +138,8 @@ def test_a_model_with_a_loop_is_written_without_it(tmp_path, architecture, capsy
     assert one == other and one.loop is None
 
 
-def test_wrong_loops_and_heads_are_refused_in_one_line(tmp_path, capsys):
-    source = made(tmp_path / "a", "LlamaForCausalLM", more={"tie_word_embeddings": False})
+def test_wrong_loops_are_refused_in_one_line(tmp_path, capsys):
+    source = made(tmp_path / "a", "LlamaForCausalLM")
     capsys.readouterr()
     words = ["grow", str(source), str(tmp_path / "b"), "--method"]
     for more, status, says in (
@@ -133,10 +150,6 @@ def test_wrong_loops_and_heads_are_refused_in_one_line(tmp_path, capsys):
         (["loop", "--loop", "0-1x2", "--layers", "4"], 1, "loop adds no weights"),
         (["unloop"], 1, "unloop needs a model with a loop"),
         (["stack", "--loop", "0-1x2", "--layers", "4"], 2, "stack makes no loop"),
-        (["untie"], 1, "untie needs a model that predicts tokens, with a head that is tied"),
-        (["tie", "--layers", "4"], 1, "tie changes no size, but the target has layers"),
-        (["tie", "--seed", "1"], 2, "tie changes only the head"),
-        (["tie", "--optimizer", "drop", "--optimizer-state", "o"], 2, "omit --optimizer-state"),
     ):
         try:
             assert program.main([*words, *more]) == status
@@ -146,7 +159,10 @@ def test_wrong_loops_and_heads_are_refused_in_one_line(tmp_path, capsys):
         assert says in error and error.count("\n") == 1, error
 
 
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"],
+)
 def test_untie_and_tie(tmp_path, architecture, capsys):
     source = made(tmp_path / "tied", architecture, more={"tie_word_embeddings": True})
     before = theirs(source)
@@ -172,8 +188,24 @@ def test_untie_and_tie(tmp_path, architecture, capsys):
     torch.testing.assert_close(tied.get_input_embeddings().weight, mean, rtol=0, atol=1e-6)
 
 
-def test_expert_copies(tmp_path, capsys):
-    source = made(tmp_path / "a", "MixtralForCausalLM")
+def test_untie_is_refused_in_one_line(tmp_path, capsys):
+    source = made(tmp_path / "a", "LlamaForCausalLM", more={"tie_word_embeddings": False})
+    capsys.readouterr()
+    words = ["grow", str(source), str(tmp_path / "b"), "--method"]
+    for more, status, says in (
+        (["untie"], 1, "untie needs a model that predicts tokens, with a head that is tied"),
+        (["tie", "--layers", "4"], 1, "tie changes no size, but the target has layers"),
+        (["tie", "--seed", "1"], 2, "tie changes only the head"),
+        (["tie", "--optimizer", "drop", "--optimizer-state", "o"], 2, "omit --optimizer-state"),
+    ):
+        assert program.main([*words, *more]) == status
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1, error
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_expert_copies(tmp_path, architecture, capsys):
+    source = made(tmp_path / "a", architecture)
     before = checkpoints.open_checkpoint(source).config
     words = ("--method", "expert_copies", "--experts", 2 * before.experts)
     run("grow", source, tmp_path / "b", *words, "--seed", 1)
@@ -191,8 +223,10 @@ def test_expert_copies(tmp_path, capsys):
         assert (w["kernel"] - twice).std() == pytest.approx(noise, rel=0.3)
 
 
-def test_targets_are_the_numbers_of_parameters_that_transformers_counts(tmp_path, capsys):
-    architecture = "Gemma3ForCausalLM"
+@DECODERS
+def test_targets_are_the_numbers_of_parameters_that_transformers_counts(
+    tmp_path, architecture, capsys
+):
     sizes: dict = {"hidden_size": 128, "intermediate_size": 384, "vocab_size": 97, "head_dim": 16}
     source = made(tmp_path / "a", architecture, more=sizes)
 
@@ -202,21 +236,31 @@ def test_targets_are_the_numbers_of_parameters_that_transformers_counts(tmp_path
     whole = count(source)
     np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(3, 97, (4, 7)))
     scores = ("--scores", tmp_path / "scores.safetensors")
-    data = ("--data", tmp_path / "ids.npy")
-    run("prune", source, tmp_path / "b", "--params", 0.7 * whole, *data, *scores)
+    run(
+        "prune",
+        source,
+        tmp_path / "b",
+        "--params",
+        0.7 * whole,
+        "--data",
+        tmp_path / "ids.npy",
+        *scores,
+    )
     run("prune", source, tmp_path / "c", "--params", 0.8 * whole, *scores)
     for name, part in (("b", 0.7), ("c", 0.8)):
         assert_alike(tmp_path / name)
         assert abs(count(tmp_path / name) / (part * whole) - 1) < 0.02
 
     capsys.readouterr()
-    suggested = called(capsys, "suggest", source, "--to-params", 2 * whole)
-    for i, target in enumerate(suggested["targets"]):
+    run("suggest", source, "--to-params", 2 * whole, "--json")
+    for i, target in enumerate(json.loads(capsys.readouterr().out)["targets"]):
         way, folder = target["ways"][0], source
         for method, sizes in zip(way["methods"], way["targets"], strict=True):
-            options = " ".join(f"--{axis.replace('_', '-')} {n}" for axis, n in sizes.items())
+            options = [
+                word for axis, n in sizes.items() for word in (f"--{axis}".replace("_", "-"), n)
+            ]
             folder, before = tmp_path / f"{i}-{method}", folder
-            run("grow", before, folder, "--method", method, options)
+            run("grow", before, folder, "--method", method, *options)
         assert_alike(folder)
         assert count(folder) == way["parameters"]
         assert abs(count(folder) / (2 * whole) - 1) < 0.02

@@ -48,15 +48,23 @@ def test_old_tokens_are_those_of_resized_embeddings(tmp_path, architecture, tied
 @pytest.mark.parametrize("architecture", MODELS)
 def test_pruned_rows_are_the_kept_rows(tmp_path, architecture):
     folder = made(tmp_path / "a", architecture)
-    ids = {"bos_token_id": 7, "eos_token_id": [8], "pad_token_id": 0}
-    for file in (folder / "config.json", folder / "generation_config.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | ids))
+    for name in ("config.json", "generation_config.json"):
+        file = folder / name
+        content = json.loads(file.read_text()) | {
+            "bos_token_id": 7,
+            "eos_token_id": [8],
+            "pad_token_id": 0,
+        }
+        file.write_text(json.dumps(content))
     (tmp_path / "keep.json").write_text(json.dumps({"keep": KEEP}))
     run("prune", folder, tmp_path / "b", "--vocab", tmp_path / "keep.json")
-    expected = tensors(folder)[EMBEDDING][KEEP]
-    np.testing.assert_array_equal(tensors(tmp_path / "b")[EMBEDDING], expected)
-    load = getattr(transformers, architecture).from_pretrained
-    small, large = (load(x).eval() for x in (tmp_path / "b", folder))
+    np.testing.assert_array_equal(
+        tensors(tmp_path / "b")[EMBEDDING], tensors(folder)[EMBEDDING][KEEP]
+    )
+    small, large = (
+        getattr(transformers, architecture).from_pretrained(x).eval()
+        for x in (tmp_path / "b", folder)
+    )
     assert small.config.eos_token_id == small.generation_config.eos_token_id == [6]
     assert small.config.bos_token_id == 5
     tokens = np.array([[1, 2, 6, 7, 3]])

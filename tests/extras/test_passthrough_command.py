@@ -23,10 +23,14 @@ def two(tmp_path, **keys):
 def test_the_layers_of_two_models_keep_their_weights_and_kinds(tmp_path, capsys):
     a, b = two(tmp_path, max_position_embeddings=32, vocab_size=13)
     about = called(capsys, "grow", a, tmp_path / "c", "--layers-from", f"0-1,{b}:1-3,3")
-    (note,) = about["notes"]
-    assert note.startswith(f"everything outside of the layers is that of {a}, such as embeddings")
-    config = content(tmp_path / "c")
-    one, other, tensors = map(stored, (a, b, tmp_path / "c"))
+    assert about["notes"] == [
+        f"everything outside of the layers is that of {a}, such as embeddings, head and tokenizer"
+    ]
+    config, tensors, (one, other) = (
+        content(tmp_path / "c"),
+        stored(tmp_path / "c"),
+        map(stored, (a, b)),
+    )
     places = [(one, 0), (one, 1), (other, 1), (other, 2), (other, 3), (one, 3)]
     for new, (of, old) in enumerate(places):
         np.testing.assert_array_equal(tensors[QUERY.format(new)], of[QUERY.format(old)])
@@ -46,8 +50,9 @@ def test_layers_of_several_models_have_a_dtype_that_holds_all_of_them(tmp_path, 
     a, b, c = folders
     called(capsys, "grow", a, tmp_path / "d", "--layers-from", f"{c}:0,{b}:1")
     found = open_checkpoint(tmp_path / "d")
-    blocks = {leaf.dtype.name for path, leaf in found.leaves.items() if "blocks" in path}
-    assert blocks == {"float32"}
+    assert {leaf.dtype.name for path, leaf in found.leaves.items() if "blocks" in path} == {
+        "float32"
+    }
     assert found.leaves["token_embedding"].dtype.name == "bfloat16"
     called(capsys, "grow", a, tmp_path / "e", "--layers-from", f"{c}:0,0", "--dtype", "float16")
     assert {x.dtype.name for x in stored(tmp_path / "e").values()} == {"float16"}
@@ -57,12 +62,12 @@ def test_one_layer_is_read_at_a_time_and_only_if_the_list_has_it(tmp_path, monke
     a, b = map(open_checkpoint, two(tmp_path))
     reads = []
     for model in (a, b):
-
-        def read(path, layer=None, model=model, real=model.read):
-            reads.append((model, layer))
-            return real(path, layer)
-
-        monkeypatch.setattr(model, "read", read)
+        read = model.read
+        monkeypatch.setattr(
+            model,
+            "read",
+            lambda path, layer=None, m=model, r=read: reads.append((m, layer)) or r(path, layer),
+        )
     joined = JoinedLayers([a, b])
     assert not reads
     x = joined.read("blocks/attention/query/kernel", 5)
@@ -84,24 +89,37 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, capsys):
     a, b = two(tmp_path, rope_theta=7.0)
     wide = published(tmp_path / "w", "LlamaForCausalLM", intermediate_size=24)
     grow, prune = ["grow", a, tmp_path / "c"], ["prune", a, tmp_path / "c"]
-    taken = [*grow, "--layers-from", f"{b}:0"]
     for words, status, says in (
         ([*grow, "--layers-from", "0-4"], 1, "has layer 4, but the model has the layers 0 to 3"),
-        ([*grow, "--layers-from", f"0,{wide}:7"], 1, f"{wide}: axis 'layers': the list of layers has layer 7"),
+        (
+            [*grow, "--layers-from", f"0,{wide}:7"],
+            1,
+            f"{wide}: axis 'layers': the list of layers has layer 7",
+        ),
         ([*grow, "--layers-from", f"0,{wide}:1"], 1, "intermediate_size is 20 in A and 24 in B"),
         ([*grow, "--layers-from", f"0,{b}:1"], 1, "rope_theta is 1000000.0 in A and 7.0 in B"),
-        ([*taken, "--mlp", "4"], 2, "omit --mlp"),
-        ([*taken, "--optimizer", "copy"], 2, "omit --optimizer"),
-        ([*taken, "--optimizer", "drop", "--optimizer-state", "o"], 2, "omit --optimizer-state"),
+        ([*grow, "--layers-from", "0", "--layers", "4"], 1, "leave out the sizes"),
+        ([*grow, "--layers-from", f"{b}:0", "--mlp", "4"], 2, "omit --mlp"),
+        ([*grow, "--layers-from", f"{b}:0", "--optimizer", "copy"], 2, "omit --optimizer"),
+        (
+            [*grow, "--layers-from", f"{b}:0", "--optimizer", "drop", "--optimizer-state", "o"],
+            2,
+            "omit --optimizer-state",
+        ),
+        ([*grow, "--method", "passthrough"], 1, "the list of layers is empty"),
         ([*prune, "--keep", "0,9"], 1, "must be some of 0 .. 3, in ascending order, not [0, 9]"),
         ([*prune, "--keep", "1,0"], 1, "in ascending order"),
         ([*prune, "--keep", "0-1", "--mlp", "4"], 2, "omit --mlp"),
         ([*prune, "--keep", "0-1", "--vocab", "8"], 2, "omit --vocab"),
-    ):  # fmt: skip
+        ([*prune, "--layers", "2"], 2, "give it inputs with --data FILE"),
+    ):
         message = refused(capsys, *words, status=status)
         assert says in message and message.count("\n") == 0, message
-    lists = [*grow, "--layers-from", "3-1"], [*grow, "--layers-from", "0-1,"]
-    for words in (*lists, [*prune, "--keep", "b:1"]):
+    for words in (
+        [*grow, "--layers-from", "3-1"],
+        [*grow, "--layers-from", "0-1,"],
+        [*prune, "--keep", "b:1"],
+    ):
         with pytest.raises(SystemExit, match="2"):
             refused(capsys, *words)
         assert "layers" in capsys.readouterr().err
