@@ -582,3 +582,10 @@ def test_a_lora_in_the_folder_of_a_model_is_not_left_behind(tmp_path, folder, ki
         with pytest.raises(CheckpointError, match="contains an adapter in addition"):
             write(tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_system_without_locks_writes_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "fcntl", None)
+    users(tmp_path, True)
+    rewritten(tmp_path)
+    assert (tmp_path / "b/model.safetensors").read_bytes() == b"new"

@@ -303,3 +303,10 @@ def test_the_library_imports_without_unix_only_modules(tmp_path, folder):
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "peak memory" not in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
+def test_a_file_without_an_end_is_not_read_to_it(folder, capsys):
+    assert "/dev/zero is not a regular file" in refused(
+        capsys, "report", folder, folder, "--data", "/dev/zero"
+    )

@@ -148,6 +148,8 @@ FOUND = [
     ("LlamaForCausalLM", {"is_causal": False}),
     ("BertForMaskedLM", {"is_causal": True}),
     ("MistralForCausalLM", {"layer_types": ["full_attention"] * 2, "sliding_window": 3}),
+    ("MixtralForCausalLM", {"layer_types": ["full_attention"] * 2, "sliding_window": 3}),
+    ("Phi3ForCausalLM", {"layer_types": ["full_attention"] * 2, "sliding_window": 3}),
     ("Qwen3ForCausalLM", {"partial_rotary_factor": 0.5}),
     ("Gemma3ForCausalLM", {"attn_logit_softcapping": 0.5}),
     ("LlamaForCausalLM", {"rope_scaling": _ROPES[8], "original_max_position_embeddings": 9}),
