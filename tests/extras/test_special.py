@@ -353,3 +353,13 @@ def test_a_chat_is_that_of_transformers(tmp_path):
         messages = [{"role": r, "content": c} for r, c in zip(roles, said, strict=False)]
         how = dict(tokenize=False, add_generation_prompt=True)
         assert render_chat(special, messages) == tokenizer.apply_chat_template(messages, **how)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    folder = written(tmp_path / "model", PUBLISHED["gpt2"])
+    for content in ("{", "[]"):
+        (folder / "tokenizer_config.json").write_text(content)
+        with pytest.raises(
+            UserError, match=r"tokenizer_config.json is damaged: .*; download or copy it again"
+        ):
+            _ = open_text_model(folder).special

@@ -27,6 +27,7 @@ from train.state.model import TrainState, scores
 pytestmark = pytest.mark.usefixtures("x64")
 
 TOLERANCE, VISIBLE = 1e-10, 1e-3
+CORE = ("GPT-2", "BERT", "Llama", "ViT")
 # Families without stages: each layer is a row of ``blocks``.
 ONE_STACK = [name for name, config in FAMILIES.items() if len(config.depths) == 1]
 TEXT = [name for name in ONE_STACK if FAMILIES[name].modality == "text"]
@@ -63,6 +64,9 @@ def program(config: Config, frozen: int | None = None):
 close = partial(chex.assert_trees_all_close, rtol=0, atol=TOLERANCE)
 
 
+# --- dropped and frozen layers, dropped tokens ---
+
+
 @pytest.mark.parametrize("name", cases(ONE_STACK, ["BERT"], ["Llama", "ViT"]))
 def test_a_dropped_layer_is_left_out_and_has_no_gradient(name):
     config = wide(name)
@@ -79,6 +83,16 @@ def test_a_dropped_layer_is_left_out_and_has_no_gradient(name):
     close(jax.tree.map(lambda x: x[:3], by_gates[1]["blocks"]), gradient["blocks"])
     assert not any(x[3].any() for x in jax.tree.leaves(by_gates[1]["blocks"]))
     assert abs(loss - program(config)(params)[0]) > TOLERANCE
+
+
+# `test_drop_execution` checks GPT-2 in the default suite.
+@pytest.mark.parametrize("name", cases(FAMILIES.keys(), [], ["Llama"]))
+def test_with_all_layers_kept_dropping_changes_no_bit(name):
+    config, ones = wide(name, "float32"), np.ones(4, np.float32)
+    with jax.enable_x64(False):
+        params = tiny.params(config, dtype="float32")
+        gated = program(config)(params, keep_mask=KeepMask(ones > 0, ones, "sublayer"))
+        chex.assert_trees_all_equal(gated, program(config)(params))
 
 
 # `test_tokens` checks GPT-2 in the default suite.
@@ -119,8 +133,13 @@ def test_remat_and_scanning_do_not_change_gradients(name, remat, scan):
     close(found, program(config)(params))
 
 
+# --- initial values ---
+
+
 @pytest.mark.parametrize(("name", "residual"), [
-    ("GPT-2", 0.02 / 6**0.5), pytest.param("BERT", 0.02, marks=pytest.mark.slow),
+    ("GPT-2", 0.02 / 6**0.5),
+    pytest.param("BERT", 0.02, marks=pytest.mark.slow),
+    pytest.param("BERT, pre-LN", 0.02 / 6**0.5, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_initial_values(name, residual):
     """Check the initial distributions.
@@ -145,10 +164,10 @@ def test_initial_values(name, residual):
             assert abs(np.corrcoef(x[0].ravel(), x[1].ravel())[0, 1]) < 0.1, path
 
 
-# `test_laws` and `test_preservation` check GPT-2 in the default suite.
-@pytest.mark.parametrize(
-    "name", cases(FAMILIES.keys(), ["BERT", "Llama", "ViT"], ["Swin", "DeBERTa"])
-)
+# --- growth ---
+
+
+@pytest.mark.parametrize("name", cases(FAMILIES.keys(), CORE, ["Swin", "DeBERTa"]))
 def test_growth_by_equal_copies_is_exact(name):
     """The loss stays, gradients grow by the dual, the swap inverts, and noise changes no loss."""
     config = wide(name)
@@ -174,9 +193,9 @@ def test_growth_by_equal_copies_is_exact(name):
 def test_learned_maps_without_noise_are_stack_and_zero_pad(name):
     config = wide(name)
     params, axes, sizes = tiny.params(config), config.axes(), config.sizes()
-    target = {"embed": 12, "heads": 8, "mlp": 15}
-    if "kv_heads" in sizes:
-        target["kv_heads"] = 2 * sizes["kv_heads"]
+    target = {"embed": 12, "heads": 8, "mlp": 15} | (
+        {"kv_heads": 2 * sizes["kv_heads"]} if "kv_heads" in sizes else {}
+    )
 
     @jax.jit
     def grown(params):
