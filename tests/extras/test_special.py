@@ -25,6 +25,7 @@ from jaxgrow import checkpoints
 from jaxgrow.checkpoints import open_checkpoint, save
 from jaxgrow.models import BERTConfig, GPT2Config
 from train import pretrain
+from train.common.errors import UserError
 from train.extras.labelled.encoding import Encoder
 from train.extras.pretrained import open_text_model
 from train.extras.text.reading import read_tokens
