@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import runs
-from handlers import ROOT, ended_process, started_process
+from handlers import ended_process, started_process
 
 from train import pretrain
 
@@ -23,8 +23,10 @@ LATER = dict(zip(STATUS, (0.0, 0.2, 1.0), strict=True))
     for number in STATUS for later in LATER.values()
 ])  # fmt: skip
 def test_a_signal_during_the_imports_of_a_command(tmp_path, number, later):
-    """The first import takes place after the handlers are installed."""
-    command = [sys.executable, "-m", "train.pretrain", str(ROOT / "configs/demo.py:muon"), "--show"]
+    """The first import takes place after the handlers are installed, and the last one never ends."""
+    config = tmp_path / "endless.py"
+    config.write_text("import time\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "train.pretrain", f"{config}:experiment", "--show"]
     process = started_process(command, tmp_path, stdout=subprocess.DEVNULL)
     where = Path(f"/proc/{process.pid}/status")
     # Python itself handles SIGINT earlier, so the test waits for SIGTERM, which comes with it.
