@@ -27,7 +27,7 @@ from train.config.resuming import class_of
 from train.data.dataset import DATASETS
 from train.data.text import Data
 from train.data.windows import next_tokens
-from train.extras.effect import refuse_unused
+from train.extras.effect import declared_conditions, refuse_unused
 from train.extras.fine_tune import Best, FineTune
 from train.extras.images.augment import Augment
 from train.extras.images.images import Images
@@ -482,3 +482,12 @@ def test_no_class_of_settings_is_left_out():
     # A modifier without a key is no setting: a method makes it.
     found -= {x for x in found if issubclass(x, Modifier) and x not in {*MODIFIERS.values()}}
     assert sorted(kind.__name__ for kind in found - CHANGED_ABOVE) == []
+
+
+def test_each_condition_names_fields_that_exist():
+    """A condition with a field that was renamed is always met, so the setting is never refused."""
+    for kind in CHANGED_ABOVE:
+        fields = {f.name for f in dataclasses.fields(kind)}
+        for field, alternatives in declared_conditions(kind).items():
+            needs = {name for each in alternatives for name in each if name[0] != "/"}
+            assert {field, *needs} <= fields, (kind, field)

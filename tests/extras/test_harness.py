@@ -56,7 +56,7 @@ ASKED = [
 PAGES = [
     " \n = Robert Boulter = \n \n Robert Boulter is an English actor , known for 1 @,@ 000 plays . \n \n = = Career = = \n"
     ' \n He said " it \'s late " ( twice ) . \n \n',
-    " = Du Fu = \n \n Du Fu was a poet : one of the Tang dynasty 's . \n = = = Works = = = \n",
+    " = Du = Fu = \n \n Du Fu = was = a poet : one of the Tang dynasty 's . \n = = = Works = = = \n",
 ]
 BLIMP = ("npi_present_1", "wh_island")
 PARTS = [f"blimp_{name}" for name in BLIMP]
