@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import change
-from published import called, content, published, store, stored
+from published import adapter, called, content, published, store, stored
 
 from jaxgrow.checkpoints import open_checkpoint
 from jaxgrow.extras import hf_peft as peft
@@ -99,6 +99,19 @@ def test_a_body_opens_in_transformers(tmp_path, architecture, prefix, capsys):
 
 
 # --- adapters ---
+
+
+@pytest.mark.parametrize(("begin", "end", "read"), [
+    ("base_model.model.", ".default.weight", True), ("", ".weight", False),
+])  # fmt: skip
+def test_peft_reads_the_names_that_are_read_here(tmp_path, recwarn, begin, end, read):
+    """`test_adapter_names` has the names that are read here, and those that are an error."""
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    adapter(tmp_path / "lora", lambda name: begin + name.replace(".weight", end))
+    model = library.PeftModel.from_pretrained(loaded(folder), tmp_path / "lora")
+    assert any("missing adapter keys" in str(w.message) for w in recwarn) != read
+    found = [p for name, p in model.named_parameters() if "lora_B" in name]
+    assert len(found) == 4 and all(p.any().item() == read for p in found)
 
 
 def test_resized_embeddings_are_read_by_peft_after_a_growth(tmp_path, capsys):
