@@ -244,6 +244,8 @@ def test_squad_of_tensorflow_datasets_is_read_as_its_files_are(tmp_path, monkeyp
     answered, not_answered = sorted(questions["dev"])
     assert answered == squad.Question("q0", "a ä cat", ("ä", "ä cat"), 2)
     assert not_answered == squad.Question("q1", "a ä cat", (), 0)
+    with pytest.raises(UserError, match="question 1 has no answer, as in version 2"):
+        Labelled("squad1", str(tmp_path), source="tfds").prepared(BERT)
 
 
 # --- model inputs ---
