@@ -12,6 +12,7 @@ from third_party import FLAX, LARGE, SMALL, STEPS, TX, WIDE, tokens
 import jaxgrow.extras.integrations.nnx as of_nnx
 from jaxgrow import by_convention, from_rules, infer_rules, operators, sizes, stack_layers
 from jaxgrow.layerdrop import KeepMask
+from jaxgrow.models.stack import run_stack
 
 
 class Block(nnx.Module):
@@ -168,6 +169,15 @@ def test_a_dropped_layer_is_as_if_it_were_not_there():
     copy = lambda: nnx.merge(*nnx.split(model), copy=True)  # noqa: E731
     program = jax.make_jaxpr(lambda gates: dropped(copy(), gates, scale)[0])(jnp.ones(3, bool))
     assert " cond" in str(program)
+
+
+def test_run_stack_drops_layers_of_stacked_blocks():
+    model, gates = Stack(3), jnp.array([True, False, True])
+    graphdef, _ = nnx.split(model.layers[0])
+    state = jax.tree.map(lambda *x: jnp.stack(x), *(nnx.state(layer) for layer in model.layers))
+    block = lambda w, x: nnx.merge(graphdef, w)(x)  # noqa: E731
+    y, _ = run_stack(block, state, X, remat="none", keep_mask=KeepMask(gates))
+    np.testing.assert_allclose(y, dropped(model, gates, None)[0], rtol=1e-6)
 
 
 def test_gates_that_do_not_fit_are_refused():
