@@ -312,16 +312,18 @@ def test_a_dry_run_for_people_and_one_that_is_refused(tmp_path, folder, capsys):
 
 
 def test_noise_is_added_in_decibels_and_keeps_the_function(tmp_path, folder, capsys):
-    noises = {"plain": "", "a": "--noise 10", "b": "--noise 10 --seed 1"}
+    noises = {"plain": "", "a": "--noise 20", "again": "--noise 20", "b": "--noise 20 --seed 1"}
     for name, noise in noises.items():
         run("grow", folder, tmp_path / name, "--method hypercloning --mlp 40", noise)
-    plain, a, b = (checkpoints.load(tmp_path / name)[1] for name in noises)
+    plain, a, again, b = (checkpoints.load(tmp_path / name)[1] for name in noises)
+    chex.assert_trees_all_equal(a, again)
     assert tiny.distance(a, b) > 0.01
     changed = [path for path, x, noisy in tiny.pairs(plain, a) if np.any(x != noisy)]
     assert changed == ["blocks/mlp/down/kernel"]
     x, noisy = (p["blocks"]["mlp"]["down"]["kernel"] for p in (plain, a))
-    relative = (noisy - x).std() / np.sqrt((x**2).mean())
-    np.testing.assert_allclose(relative, 10 ** (-10 / 20), rtol=0.01)
+    added = noisy - x
+    np.testing.assert_allclose(added.std() / np.sqrt((x**2).mean()), 10 ** (-20 / 20), rtol=0.01)
+    assert not np.allclose(added[0], added[1], rtol=0.1)  # each layer has different noise
     assert difference(capsys, folder, tmp_path / "a") < 1e-4
 
 
