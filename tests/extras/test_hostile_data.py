@@ -417,16 +417,17 @@ def corpus(tmp_path):
     return Data("text", str(tmp_path), valid_fraction=0.5, cache=str(tmp_path / ".cache"))
 
 
-def test_changed_bytes_of_the_cache_are_made_again_with_a_note(corpus, capfd):
+@pytest.mark.parametrize("name", ["train", "valid", "about.json"])
+def test_changed_bytes_of_the_cache_are_made_again_with_a_note(corpus, capfd, name):
     before = read_tokens(corpus)
-    expected = (before.train.tobytes(), before.identity)
+    expected = (before.train.tobytes(), before.valid.tobytes(), before.identity)
     (folder,) = Path(corpus.cache).iterdir()
-    content = bytearray((folder / "train").read_bytes())
+    content = bytearray((folder / name).read_bytes())
     content[0] ^= 1
-    (folder / "train").write_bytes(content)
+    (folder / name).write_bytes(content)
     after = read_tokens(corpus)
-    assert (after.train.tobytes(), after.identity) == expected
-    assert "is damaged (train has changed): it is made again" in capfd.readouterr().err
+    assert (after.train.tobytes(), after.valid.tobytes(), after.identity) == expected
+    assert f"is damaged ({name} has changed): it is made again" in capfd.readouterr().err
     assert [p.name.partition("-")[0] for p in Path(corpus.cache).iterdir()].count("damaged") == 1
 
 
