@@ -177,8 +177,9 @@ def test_exact_moments_match_training_the_grown_model(tx, policy):
     _, before = run(tx, SMALL, tx.init(SMALL), first)
     _, after = run(tx, SMALL, before, then)
     grown = grow_optimizer(tx, before, growth, SMALL, AXES, policy)
-    then = [grow(dual(growth), g, AXES) for g in then]
-    _, grown = run(tx, grow(growth, SMALL, AXES), grown, then)
+    large, then = grow(growth, SMALL, AXES), [grow(dual(growth), g, AXES) for g in then]
+    chex.assert_trees_all_equal_shapes_and_dtypes(grown, tx.init(large))
+    _, grown = run(tx, large, grown, then)
     expected = grow_optimizer(tx, after, growth, SMALL, AXES, "exact")
     if policy == "exact":
         close(grown, expected)
