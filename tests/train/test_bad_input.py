@@ -12,6 +12,7 @@ import runs
 from tokenizers import Tokenizer, models
 
 from jaxgrow.checkpoints import CheckpointError
+from jaxgrow.models.attention import Unsupported
 from train import generate, pretrain
 from train.common.errors import UserError, exits_cleanly, is_full_disk
 from train.config.experiment import experiment_json
@@ -189,6 +190,7 @@ GLOO = "UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED"
         (CheckpointError("a tensor is missing"), 2, "a tensor is missing"),
         (PermissionError(13, "Permission denied", "runs"), 2, "runs: permission denied; check"),
         (UserError("one\n  two"), 2, "one two"),
+        (Unsupported("attention=cudnn does not support"), 2, "attention=cudnn does not support"),
         (
             jax.errors.JaxRuntimeError(
                 "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes\nmore"
