@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import shutil
+import signal
 import stat
 import sys
 import threading
@@ -435,10 +436,22 @@ def _print_error(
         print_text("".join(format_exception(kind, error, trace)), file=sys.stderr, end="")
 
 
+def _report_ignored(about: "sys.UnraisableHookArgs") -> None:
+    """Print an error that Python ignores; send the signal of an interrupt again, or it would be lost."""
+    error = about.exc_value
+    if isinstance(error, KeyboardInterrupt):  # for example in a callback of the garbage collector
+        number = error.args[0] if error.args else signal.SIGINT
+        again = threading.Timer(0.01, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+    else:
+        _print_error(about.exc_type, error, about.exc_traceback)
+
+
 def prepare_messages() -> None:
     """Escape warnings, logs and tracebacks of a command, because they may quote a file.
 
-    Messages about errors that are raised as well are not printed.
+    Messages about errors that are raised as well are not printed, and no interrupt is lost.
     """
     warnings.formatwarning = _escaped
     logging.setLogRecordFactory(_Escaped)
@@ -446,9 +459,7 @@ def prepare_messages() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     sys.excepthook = _print_error
     if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = lambda about: _print_error(
-            about.exc_type, about.exc_value, about.exc_traceback
-        )
+        sys.unraisablehook = _report_ignored
 
 
 @contextmanager

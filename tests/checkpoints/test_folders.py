@@ -489,6 +489,36 @@ def test_an_interrupt_during_the_jax_import_has_no_traceback():
     assert (done.returncode, done.stdout, done.stderr) == expected
 
 
+COLLECTING = """
+import gc, signal, sys
+from jaxgrow.checkpoints.io import safetensors
+from jaxgrow.cli.program import main
+copy = safetensors.Tensor.copy
+def interrupt(*_):
+    gc.callbacks.clear()
+    signal.raise_signal(signal.SIGINT)
+def collecting(self, out):
+    if not sys.argv.count("collected"):
+        sys.argv.append("collected")
+        gc.callbacks.append(interrupt)
+        gc.collect()
+    while True:
+        copy(self, out)
+safetensors.Tensor.copy = collecting
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_interrupt_that_python_ignores_is_not_lost(tmp_path, folder):
+    """In a callback of the garbage collector, an exception ends nothing."""
+    arguments = ["grow", str(folder), str(tmp_path / "b"), "--method", "stack", "--layers", "6"]
+    command = [sys.executable, "-c", COLLECTING, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "interrupted; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- other processes ---
 
 

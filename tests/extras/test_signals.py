@@ -81,12 +81,13 @@ def test_a_table_whose_reader_has_ended(tmp_path):
     assert line == "error: the output was closed before the command had finished"
 
 
-# The process sends itself a signal at a moment of the run.
+# The process sends itself a signal at a moment of the run, or in a callback of the garbage collector,
+# where Python ignores exceptions.
 AT = """
-import os, signal, sys
+import gc, os, signal, sys
 from train.common import endings
 endings.prepare_command()
-number = getattr(signal, sys.argv.pop(1))
+number, collecting = getattr(signal, sys.argv.pop(1)), sys.argv.pop(1)
 module, path = sys.argv.pop(1).split(":")
 *parts, name = path.split(".")
 import importlib
@@ -94,8 +95,15 @@ owner = importlib.import_module(module)
 for part in parts:
     owner = getattr(owner, part)
 before = getattr(owner, name)
-def act(*arguments, **more):
+def send(*_):
+    gc.callbacks.clear()
     signal.raise_signal(number)
+def act(*arguments, **more):
+    if collecting:
+        gc.callbacks.append(send)
+        gc.collect()
+    else:
+        send()
     return before(*arguments, **more)
 setattr(owner, name, act)
 from train import pretrain
@@ -122,7 +130,17 @@ exits_cleanly(pretrain.main)
 def test_a_signal_at_any_moment_has_the_documented_status(tmp_path, at, number, says):
     experiment = runs.experiment(tmp_path, steps=10, checkpoint_every=5)
     config = runs.script(tmp_path, experiment)
-    command = [sys.executable, "-c", AT, number, f"train.{at}", config, "--workdir", "run"]
+    command = [sys.executable, "-c", AT, number, "", f"train.{at}", config, "--workdir", "run"]
     status, line = ended_process(started_process(command, tmp_path))
     assert status == 75 and line.startswith(f"stopped by {says}"), line
     assert pretrain.run_experiment(experiment, tmp_path / "run")["steps"] == 10
+
+
+@pytest.mark.parametrize("at", ["config.experiment:load_experiment", "data.text:Data.sources"])
+def test_an_interrupt_in_a_callback_is_not_lost(tmp_path, at):
+    experiment = runs.experiment(tmp_path, steps=10)
+    command = [sys.executable, "-c", AT, "SIGINT", "collecting", f"train.{at}"]
+    command += [runs.script(tmp_path, experiment), "--workdir", "run"]
+    status, line = ended_process(started_process(command, tmp_path))
+    assert status == 130 and line.startswith("stopped by Ctrl-C"), line
+    assert not list(tmp_path.glob("run/checkpoints/*"))
