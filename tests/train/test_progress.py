@@ -68,7 +68,7 @@ def test_a_run_that_starts_from_another_run_ends_at_100_percent(small_run, monke
     e = runs.growing(small_run.parent, GrowTo(by=runs.DOUBLED), checkpoint_every=2, log_every=1)
     runs.killed(e, small_run.parent / "shown", 8 + 2)
     pretrain.run_experiment(e, small_run.parent / "shown")
-    shown = re.findall(r"train large +(\d+)%", screen.getvalue())
+    shown = re.findall(r"tiny: training +(\d+)%", screen.getvalue())
     assert sorted(map(int, shown)) == [*map(int, shown)] and shown[-1] == "100"
 
 
