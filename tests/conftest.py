@@ -56,6 +56,15 @@ DURATIONS = Path(__file__).parent / "durations.json"
 measured = Counter()  # seconds of each file in this run
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Use two workers. A single file needs none, because one worker takes all of its tests."""
+    files = {name.partition("::")[0] for name in config.args}
+    if len(files) == 1 and Path(*files).is_file():
+        config.option.dist = "no"
+        return 0
+    return 2
+
+
 def pytest_addoption(parser):
     parser.addoption("--measure", action="store_true", help=f"write {DURATIONS.name}")
     parser.addoption(
