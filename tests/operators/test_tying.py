@@ -78,7 +78,7 @@ def test_the_factor_of_a_growth_with_a_tied_head_is_kept(name):
     own, apart = replace(wide, tied=False), untie_head(large)
     factor, old = apart["final_norm"]["scale"], params["final_norm"]["scale"]
     np.testing.assert_allclose(factor[: config.embed], old / 2, rtol=1e-6)
-    np.testing.assert_array_equal(run(own, apart), run(wide, large))
+    np.testing.assert_array_equal(apply(own, apart), apply(wide, large))
     again = hypercloning(own.sizes(), {"embed": 2 * own.embed, "mlp": 2 * own.mlp})
     wider = grow(again, apart, own.axes())
     np.testing.assert_allclose(run(own.resized(again), wider), run(config, params), atol=1e-4)
