@@ -403,11 +403,9 @@ def _is_harmless(character: str) -> bool:
     return character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
 
 
-def print_text(
-    text: object, *, file: TextIO | None = None, end: str = "\n", flush: bool = False
-) -> None:
+def print_text(text: object, *, file: TextIO | None = None, end: str = "\n") -> None:
     """Print a text that may contain names and values from files, as `escape_text` escapes it."""
-    print(escape_text(str(text)), file=sys.stdout if file is None else file, end=end, flush=flush)
+    print(escape_text(str(text)), file=sys.stdout if file is None else file, end=end)
 
 
 class _Escaped(logging.LogRecord):
