@@ -25,6 +25,7 @@ from train.extras.pretrained import open_text_model
 from train.extras.tokenizers.loading import load_tokenizer
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install -e '.[eval]'")
+datasets = pytest.importorskip("datasets")
 # The harness emits warnings that the default settings of the tests turn into errors.
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("default")]
 
@@ -140,7 +141,7 @@ def hflm(home):
 
 def of_hflm(home, monkeypatch, tasks, **settings):
     """Return the harness's own scores on copies of the hub's datasets."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", home / "cache")
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     loaded = Benchmarks(home / "hub", few_shot=settings.get("num_fewshot")).load(tasks)
     found = lm_eval.simple_evaluate(
