@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import runs
+from handlers import wait_for_handlers
 
 from jaxgrow.checkpoints import open_checkpoint
 from train import pretrain
@@ -84,6 +85,8 @@ def attempt(
         [sys.executable, "-m", *arguments], cwd=ROOT, text=True, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
     )  # fmt: skip
+    if arguments[0].startswith("train."):
+        wait_for_handlers(process)
     while process.poll() is None and (now := begins()) <= before:
         before = now
         time.sleep(0.002)
@@ -92,7 +95,6 @@ def attempt(
     process.send_signal(number)
     _, said = process.communicate(timeout=300)
     assert "Traceback" not in said, said
-    # A signal may also arrive before the first line of Python has run.
     expected = (0, -number, 128 + number, *((75,) if number != signal.SIGKILL else ()))
     assert process.returncode in expected, (arguments, number.name, process.returncode, said)
     return number.name, process.returncode

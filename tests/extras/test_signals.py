@@ -1,16 +1,14 @@
 """A command ends in the documented way, whenever it is asked to: see docs/howto/resume.md."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import runs
-from handlers import ended_process, started_process
+from handlers import ended_process, started_process, wait_for_handlers
 
 from train import pretrain
 
@@ -28,12 +26,7 @@ def test_a_signal_during_the_imports_of_a_command(tmp_path, number, later):
     config.write_text("import time\ntime.sleep(600)\n")
     command = [sys.executable, "-m", "train.pretrain", f"{config}:experiment", "--show"]
     process = started_process(command, tmp_path, stdout=subprocess.DEVNULL)
-    where = Path(f"/proc/{process.pid}/status")
-    # Python itself handles SIGINT earlier, so the test waits for SIGTERM, which comes with it.
-    bit = 1 << ((signal.SIGTERM if number == signal.SIGINT else number) - 1)
-    while not bit & int(re.search(r"SigCgt:\s*(\w+)", where.read_text())[1], 16):
-        assert process.poll() is None
-        time.sleep(0.001)
+    wait_for_handlers(process)
     time.sleep(later)
     process.send_signal(number)
     status, line = ended_process(process)

@@ -1,8 +1,10 @@
 """Processes and their signals, also if the tests themselves were started in the background."""
 
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +44,20 @@ def started_process(command: list[str], folder: Path, **options) -> subprocess.P
         return subprocess.Popen(command, cwd=folder, env=environment, **options)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def wait_for_handlers(process: subprocess.Popen) -> None:
+    """Wait until a command has installed its signal handlers.
+
+    Before this, Python itself handles Ctrl-C. The other handlers are installed with the one of SIGTERM.
+    """
+    where, bit = Path(f"/proc/{process.pid}/status"), 1 << (signal.SIGTERM - 1)
+    while True:
+        caught = re.search(r"SigCgt:\s*(\w+)", where.read_text())[1]
+        if int(caught, 16) & bit:
+            return
+        assert process.poll() is None
+        time.sleep(0.001)
 
 
 def ended_process(process: subprocess.Popen) -> tuple[int, str]:
