@@ -13,6 +13,7 @@ import runs
 from jaxgrow.cli import program
 from jaxgrow.models import Config
 from train.arguments import COMMANDS, command_parser
+from train.config.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -66,6 +67,29 @@ def test_the_examples_run(page, capsys, tmp_path, monkeypatch):
     Path("text.txt").write_text(text)  # the text that commands evaluate
     for command in commands(text):
         assert program.main(command) == 0, command
+
+
+def test_every_table_has_a_head():
+    """An empty line within a table would end it, and the rest would be shown as text."""
+    headless = []
+    for page in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]:
+        lines = ["", *page.read_text().splitlines(), ""]
+        first = [i for i, line in enumerate(lines) if line[:1] == "|" != lines[i - 1][:1]]
+        headless += [(page, i) for i in first if set(lines[i + 1]) - set("|-: ")]
+    assert not headless
+
+
+def test_the_runs_that_the_page_continues_reach_their_steps():
+    """The commands with ``--from`` start at steps that a run of the config has kept and reaches."""
+    page = (ROOT / "docs/howto/resume.md").read_text()
+    found = re.findall(r"pretrain (\S+) --from runs/(\w+)@?(\d*) ", page)
+    for config, name, step in found:
+        run = load_experiment(f"{ROOT}/configs/demo.py:{name}")
+        every = range(run.checkpoint_every, run.steps, run.checkpoint_every)
+        kept = [*every, run.steps][-2:]
+        start = int(step) if step else run.steps
+        assert start in kept and start < load_experiment(f"{ROOT}/{config}").steps
+    assert len(found) == 2
 
 
 def test_every_command_of_jaxgrow_is_shown():
