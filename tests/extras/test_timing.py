@@ -134,6 +134,15 @@ def test_the_length_is_given_once(tmp_path, capsys):
     assert "--seconds 2 and --set steps=3 both set the length" in capsys.readouterr().err
 
 
+def test_a_setting_without_an_effect_is_refused(tmp_path):
+    """The number of steps is not known yet, but the schedules of the plan are."""
+    config = runs.script(tmp_path, runs.experiment(tmp_path))
+    for length in ("steps=9", "seconds=2"):
+        assert load_experiment(config, [length, "optim.floor=0.1"]).optim.floor == 0.1
+        with pytest.raises(UserError, match=r"optim.decay=0.3 has no effect in this plan"):
+            load_experiment(config, [length, "optim.decay=0.3"])
+
+
 MEASURED = {
     "imported": Growing(runs.SMALL, "none-seed{seed}", (GrowTo((TrainStage(0.5),), runs.DOUBLED),)),
     "sensitivities": SBLD,

@@ -274,11 +274,15 @@ def load_experiment(
     with settings_errors(f"config {path}"):
         if corpus:
             experiment = with_steps(experiment)
-        if experiment.steps:
-            check_experiment(experiment)
+        # The number of steps of ``seconds`` is measured later. Any number shows which settings are used.
+        planned = replace(
+            experiment, **({"steps": 1000, "seconds": None} if experiment.seconds else {})
+        )
+        if planned.steps:
+            check_experiment(planned)
             given = [*overrides, *str(text).split(":")]
             names = {setting.partition("=")[0] for setting in given}
-            UNUSED["settings"](experiment, experiment.plan, names)
+            UNUSED["settings"](planned, planned.plan, names)
     if experiment.steps:
         print_warnings(experiment)
     return experiment
