@@ -118,6 +118,13 @@ def test_the_edge_of_a_sweep(lr, by, says):
     assert edge_warnings({"lr": lr, "by": by, "one": "3"}, listed) == says
 
 
+def test_nothing_below_zero_is_advised():
+    """``optim.ema``, ``optim.weight_decay`` and others refuse negative values."""
+    assert edge_warnings({"ema": "0"}, {"ema": ["0", "0.9"]}) == []
+    (says,) = edge_warnings({"ema": "0.9"}, {"ema": ["0", "0.9"]})
+    assert "highest" in says
+
+
 def test_a_sweep_without_a_run_that_ended_says_so():
     whole, short = Tried({"lr": "1"}, [None]), Tried({"lr": "1"}, [None], 0.5)
     for tried, what in (([whole], "every run"), ([whole, short], "every run of all steps")):
