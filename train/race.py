@@ -93,7 +93,12 @@ def operator_experiment(base: Experiment, source: Path, by: str, steps: int) -> 
     stage = TrainStage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)
     method = Growing(_small(source), str(source.resolve()), (GrowTo((stage,), by=how),))
     experiment = replace(
-        base, name=f"race_{by}", steps=steps, method=method, eval_every=max(1, steps // 20)
+        base,
+        name=f"race_{by}",
+        steps=steps,
+        seconds=None,
+        method=method,
+        eval_every=max(1, steps // 20),
     )
     shapes(experiment.plan, len(experiment.plan), experiment.tx)
     return experiment

@@ -62,6 +62,12 @@ def test_a_race_grows_and_trains_with_each_operator(folder):
     assert f"impossible: {why}" in line
 
 
+def test_the_steps_of_a_race_replace_the_seconds_of_its_config(folder):
+    timed = runs.experiment(folder, model=LARGE, steps=0, seconds=9.0)
+    found = race.operator_experiment(timed, folder / "small", "stack", 20)
+    assert (found.steps, found.seconds) == (20, None)
+
+
 @pytest.mark.slow
 def test_the_race_continues_without_an_operator_that_diverges(folder, monkeypatch):
     stopped = {"race_stack": 1, "race_interleave": None}  # name of an experiment -> seed
