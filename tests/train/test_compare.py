@@ -429,6 +429,18 @@ def test_a_small_model_that_one_has_already_is_told_apart(tmp_path, source):
     assert row["source"] == 6 / 40 and scratch["source"] == 0
 
 
+def test_the_report_says_that_the_cost_of_a_foreign_model_is_unknown(tmp_path):
+    base, known = made(tmp_path, "base", SCRATCH), grown(tmp_path, "known", SOURCES[1])
+    foreign = grown(tmp_path, "foreign", [("import small", 0.0)])
+    for run in (known, foreign):  # a finished run has a cost, a Hugging Face folder has none
+        result = run.result
+        result["phases"][0]["kind"] = "import"
+        (run.folder / "result.json").write_text(json.dumps(result))
+    report = markdown_report(Comparison([[base], [known], [foreign]], []))
+    says = "starts from a model of unknown cost, which is not counted."
+    assert f"foreign {says}" in " ".join(report.split()) and report.count("unknown cost") == 1
+
+
 def test_learning_maps_is_a_cost_of_the_method(tmp_path):
     learned = grown(tmp_path, "learned", [("learn maps", 6.0)])
     short = made(tmp_path, "short", [("train large", 1, 10.0, 6.0)])

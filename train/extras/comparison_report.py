@@ -47,6 +47,11 @@ def comparison_doubts(comparison: Comparison) -> list[str]:
     noise = comparison.noise()
     shorter = {runs[0].name for runs in comparison.frontier}
     doubts = [*comparison.notes]
+    doubts += [
+        f"{runs[0].name} starts from a model of unknown cost, which is not counted. This makes savings look larger."
+        for runs in comparison.runs
+        if any(p.get("kind") == "import" and not p["flops"] for p in runs[0].result["phases"])
+    ]
     for name, lost in comparison.diverged.items():
         effect = (
             "the frontier of each of these seeds has one run less"
