@@ -38,12 +38,12 @@ from train.extras.labelled.task import NAMES
 
 def results_table(results: dict[str, Json]) -> str:
     """Return the results as text, with one line for each number."""
-    rows = []
-    for task, result in results.items():
-        for name, value in result.items():
-            if isinstance(value, int | float):
-                number = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
-                rows.append((task, name.replace("_", " "), number))
+    rows = [
+        (task, name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+        for task, result in results.items()
+        for name, value in result.items()
+        if isinstance(value, int | float)
+    ]
     return align_columns((), rows, right=[2])
 
 
@@ -74,9 +74,8 @@ def main() -> None:
     _check_options(a)
     if a.json is not None:
         a.json.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
-    data = None if a.data is None else a.data.expanduser()
-    benchmarks = Benchmarks(data, a.few_shot, a.limit, a.include)
-    results = evaluate_tasks(a.model.expanduser(), a.tasks, data, a.tokenizer, a.stride, benchmarks)
+    benchmarks = Benchmarks(a.data, a.few_shot, a.limit, a.include)
+    results = evaluate_tasks(a.model, a.tasks, a.data, a.tokenizer, a.stride, benchmarks)
     if a.json is not None:
         write_record(a.json, {"model": str(a.model), "tasks": results})
     say(results_table(results))

@@ -184,7 +184,7 @@ def main() -> None:
     arguments = command_parser("predict").parse_args()
     if arguments.out is not None:  # an error here comes before the work
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    text, metrics = predict_labels(arguments.run.expanduser(), arguments.file.expanduser())
+    text, metrics = predict_labels(arguments.run, arguments.file)
     if arguments.out is None:
         say(text, end="")
     else:

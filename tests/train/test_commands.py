@@ -10,7 +10,7 @@ import pytest
 import runs
 
 from train import pretrain
-from train.arguments import COMMANDS
+from train.arguments import COMMANDS, command_parser
 from train.common.commands import Arguments, Parser, argument, set_argument
 from train.common.errors import UserError
 from train.config.experiment import load_experiment
@@ -112,6 +112,23 @@ def test_help_texts_keep_paragraphs_and_show_defaults(command, parser):
         optional = action.option_strings and not action.required and action.nargs != 0
         assert not optional or "(default: " in action.help, (command, action.option_strings)
         assert action.help, (command, action.dest)
+
+
+@pytest.mark.parametrize(("command", "option"), [
+    ("compare configs/demo.py:muon", "workdir"), ("sweep configs/demo.py:muon --set steps=2", "workdir"),
+    ("evaluate gpt --tasks piqa", "json"), ("tokenizer configs/demo.py:muon --vocab 300", "out"),
+])  # fmt: skip
+def test_a_tilde_in_an_option_is_the_home_folder(tmp_path, monkeypatch, command, option):
+    """A shell expands ``--workdir ~/runs``, but not ``--workdir=~/runs``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    name, *given = command.split()
+    found = command_parser(name).parse_args([*given, f"--{option}=~/new"])
+    assert getattr(found, option) == tmp_path / "new"
+    if option == "out":
+        (tmp_path / "new").touch()
+        with pytest.raises(UserError, match="exists already; give another --out"):
+            command_parser(name).parse_args([*given, f"--{option}=~/new"])
 
 
 @pytest.mark.parametrize("command", ["race", "sweep", "finetune"])

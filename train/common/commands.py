@@ -3,6 +3,7 @@
 import argparse
 import ast
 import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,6 +74,9 @@ class Parser(UsageParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         found = super().parse_args(args, namespace)
+        paths = {name: path for name, path in vars(found).items() if isinstance(path, Path)}
+        # A shell does not expand --workdir=~/runs.
+        vars(found).update({n: Path(os.path.expanduser(path)) for n, path in paths.items()})
         for check in self.checks:
             check(found)
         return found

@@ -128,7 +128,7 @@ def _halving(text: str) -> list[float]:
 
 
 def _new_file(text: str) -> Path:
-    if Path(text).exists():
+    if Path(text).expanduser().exists():
         raise UserError(f"{text} exists already; give another --out")
     return Path(text)
 
