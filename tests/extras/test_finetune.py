@@ -314,6 +314,7 @@ def test_transformers_gives_the_logits_of_what_was_fine_tuned(learned, exported,
     ({"freeze": Freeze((7,))}, r"freeze selects the layers \[7\], but the model has"),
     ({"lora": LoRA(2, targets=("*/nowhere",))}, r"the targets \['\*/nowhere'\] of the LoRA"),
     ({"lora": LoRA(2), "freeze": Freeze((0,))}, "leave out freeze, or lora"),
+    ({"optim": Optim(schedule="linear", decay=0.5)}, "optim.decay=0.5 has no effect in this plan: set optim.schedule"),
 ])  # fmt: skip
 def test_what_cannot_be_learned_is_said_in_one_line(home, tmp_path, change, says):
     with pytest.raises(UserError, match=says):

@@ -12,7 +12,7 @@ from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Adapter, Config
 from train.common.errors import UserError
-from train.config.experiment import Experiment, check_experiment, settings_errors
+from train.config.experiment import UNUSED, Experiment, check_experiment, settings_errors
 from train.extras.adapting import adapter_for
 from train.extras.fine_tune import LOSS, METRIC, Best, FineTune
 from train.extras.images.images import Images, read_images
@@ -144,6 +144,7 @@ class FineTuning:
                 checkpoint_every=max(1, round(each)),
             )
             check_experiment(experiment)
+            UNUSED["settings"](experiment, experiment.plan, {"optim.decay"})
         return experiment
 
     @property
