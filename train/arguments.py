@@ -82,6 +82,12 @@ def _frontier_points(text: str) -> list[tuple[float, list[str]]]:
     for fraction, *settings in (part.split(":") for part in text.split(",") if part):
         if not fraction:
             raise UserError(f"--frontier {text} has settings without a fraction; write 0.4:a.b=c")
+        if lengths := [
+            s for s in settings if s.partition("=")[0] in ("steps", "epochs", "seconds")
+        ]:
+            raise UserError(
+                f"--frontier {fraction} and its setting {lengths[0]} both set the length of the run: leave out one of them"
+            )
         found.append((fraction_of(fraction, "--frontier"), settings))
     return found
 

@@ -80,6 +80,7 @@ DEMO = "configs/demo.py:muon"
     ("compare README.md", "the config README.md does not end in .py; a config is"),
     ("compare configs", "the config configs is a folder; a config is"),
     (f"compare {DEMO} --frontier 50", "--frontier takes fractions between 0 and 1, not 50"),
+    (f"compare {DEMO} --frontier 0.4:steps=9", "--frontier 0.4 and its setting steps=9 both set the length"),
     (f"compare {DEMO} --seeds 1,1", "--seeds names 1 more than once"),
     (f"compare {DEMO} --finetune x.py:y", "there is no config x.py"),
     (f"compare {DEMO} --data x", "--data x has no effect without --evaluate"),
