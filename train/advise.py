@@ -310,6 +310,7 @@ def run_pilot(
         eval_every=steps,
         eval_batches=1,
         log_every=1,
+        on_nan="stop",  # a skipped step has no loss
     )
     method = answer.recipe.method(base, small / steps)
     growing = replace(base, name=f"{name}-{answer.recipe.name}", method=method)

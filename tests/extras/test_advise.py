@@ -14,7 +14,7 @@ from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import GPT2Config
 from train import advise
 from train.advise import RECIPES, Pilot, PilotClock, PilotLate, as_code, full_report, recipe_answers
-from train.common.errors import UserError
+from train.common.errors import Diverged, UserError
 from train.config.experiment import load_experiment
 from train.extras import timing
 from train.extras.advice.evidence import PilotRow, all_evidence
@@ -285,6 +285,19 @@ def test_a_pilot_that_takes_too_long_is_stopped_and_can_continue(tmp_path):
     (folder,) = (tmp_path / "pilot").iterdir()
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["6"]
     assert not (folder / "result.json").exists()
+
+
+def test_a_pilot_skips_no_steps(tmp_path, monkeypatch):
+    """The losses of its two runs are compared step by step, and a skipped step has none."""
+
+    def diverges(experiment, *_, **__):
+        raise Diverged(f"on_nan={experiment.on_nan}")
+
+    monkeypatch.setattr(advise, "run_experiment", diverges)
+    e = runs.experiment(tmp_path, steps=1000, on_nan="skip")
+    answer = next(a for a in advise.recipe_answers(e)[0] if a.recipe.tau)
+    with pytest.raises(Diverged, match="on_nan=stop"):
+        advise.run_pilot(e, answer, 10, tmp_path / "pilot", 0.0)
 
 
 def test_the_steps_of_a_budget_in_seconds_are_measured(tmp_path, monkeypatch):
