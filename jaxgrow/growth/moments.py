@@ -185,7 +185,8 @@ class _Grower:
             if self.policy == "asymmetric"
             else maps.copying(terms)
         )
-        if self.clock is not None and _field(name, mine) == "start_count":
+        field = name.removesuffix("/" + mine).rsplit("/", 1)[-1]
+        if self.clock is not None and field == "start_count":
             if self.policy != "asymmetric":
                 alike = maps.copying(terms, squares=True)  # positive weights
             return _grown_clock(x, self.clock, alike, on, shape, self.policy)
@@ -264,10 +265,6 @@ def _fresh(tx: optax.GradientTransformation, params: Params, layers: str | None)
     return (
         stack_layers(tx.init(unstack_layers(params, layers)), layers) if layers else tx.init(params)
     )
-
-
-def _field(name: str, parameter: str) -> str:
-    return name.removesuffix("/" + parameter).rsplit("/", 1)[-1]
 
 
 def _known(name: str, holds: Mapping[str, Kind]) -> Kind:

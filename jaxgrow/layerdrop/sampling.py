@@ -188,7 +188,7 @@ def keep_masks(
     if drop.execution == "cond":
         return probs, _map(partial(sample, probs=probs), keys)
     draw = systematic if drop.execution == "gather" else independent
-    parts = _staged(probs, depths)
+    parts = jnp.split(probs, list(itertools.accumulate(depths))[:-1])  # of the stages
     counts = _stage_keys(jax.random.fold_in(key, 0), depths)
 
     def sampled(k: jax.Array) -> jax.Array:
@@ -198,10 +198,6 @@ def keep_masks(
         )
 
     return probs, _map(sampled, keys)
-
-
-def _staged(probs: jax.Array, depths: Sequence[int]) -> list[jax.Array]:
-    return jnp.split(probs, list(itertools.accumulate(depths))[:-1])
 
 
 def _stage_keys(key: jax.Array, depths: Sequence[int]) -> list[jax.Array]:

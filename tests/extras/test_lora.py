@@ -49,6 +49,16 @@ GROWTHS = {
     "staged": (lambda s: ops.staged(s, wider(s)), 2),
     "aki": (lambda s: ops.aki(s, wider(s)), 2),
     "solar, blended": (lambda s: ops.solar(s, {"layers": 3}, blend=1), 2),
+    "units of each layer": (
+        lambda s: ops.prune(s, {"mlp": 3}, {"mlp": np.eye(s["layers"], s["mlp"])}),
+        1,
+    ),
+    "units and layers": (
+        lambda s: ops.prune(
+            s, {"layers": 1, "mlp": 3}, {"layers": [0, 1], "mlp": np.eye(2, s["mlp"])}
+        ),
+        1,
+    ),
     "back from hypercloning": (lambda s: swap(ops.hypercloning({**s, "mlp": 5}, {"mlp": 10})), 1),
 }
 

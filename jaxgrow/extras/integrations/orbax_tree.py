@@ -421,11 +421,6 @@ def has_items(folder: Path) -> bool:
     return not alone and not (folder / _METADATA).is_file()
 
 
-def _holds_arrays(path: Path) -> bool:
-    """Whether a folder of a run holds a checkpoint, such as a link ``latest`` to a step."""
-    return is_orbax(path) or (path / "manifest.ocdbt").exists()
-
-
 def _is_step(path: Path) -> bool:
     """Whether a path has the name of a step of a run, such as ``100`` or ``step-100``."""
     return re.fullmatch(r"\D*\d+", path.name) is not None
@@ -470,7 +465,9 @@ def _copy_beside(
     left_out: list[str] = []
     for path in sorted(folder.iterdir()):
         arrays = path.name in _DATA or path.name.startswith(_PROCESS) or path.name in skip
-        other_step = steps and path.is_dir() and (_is_step(path) or _holds_arrays(path))
+        # Such as a link ``latest`` to a step.
+        holds = _is_step(path) or (path / "manifest.ocdbt").exists()
+        other_step = steps and path.is_dir() and (holds or is_orbax(path))
         if not arrays and not other_step:
             left_out += copy_tree(path, into / path.name, home)
     return left_out

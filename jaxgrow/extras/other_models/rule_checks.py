@@ -24,6 +24,7 @@ from jaxgrow.axes.names import (
     has_mark,
     is_layers,
     is_names,
+    layers_of,
     leaves,
     path,
     reads_axis,
@@ -192,7 +193,7 @@ class _Check:
 
     def moved_layers(self) -> list[str]:
         """The message if the layers axis is on the wrong dimension in all parameters."""
-        stacked = {group: group[1] for group in self.groups if _is_below_layers(group[1])}
+        stacked = {group: group[1] for group in self.groups if layers_of(group[1])}
         if not stacked or self.tried({}) < TOLERANCE:
             return []
         for dim in range(max(len(names) for names in stacked.values())):
@@ -260,9 +261,15 @@ class _Check:
     def attention(self) -> list[str]:
         """One message for each wrong suffix of ``head_dim`` in keys and in values."""
         inner = [group for group in self.groups if _along_heads(group[1])]
-        if not inner or not any(_is_out(names) for _, names in self.groups):
+        if not inner or not any(
+            {"heads" + READ, "head_dim" + READ} <= {*n} for _, n in self.groups
+        ):
             return []
-        keys = [group for group in inner if _of_keys(group[1])]
+        keys = [
+            group
+            for group in inner
+            if "head_dim" in {axis_of(n) for n in group[1] if reads_axis(n)}
+        ]
         if not keys:
             return [f"no parameter is marked as the keys of attention, 'head_dim{READ}'"]
         still = self.replaced(keys, lambda x: np.zeros_like(x))
@@ -367,19 +374,7 @@ def _layers_at(names: Names, dim: int) -> Names:
     return (*others[:dim], layers, *others[dim:])
 
 
-def _is_below_layers(names: Names) -> bool:
-    return any(is_layers(axis_of(n)) for n in names)
-
-
-def _of_keys(names: Names) -> bool:
-    return any(axis_of(n) == "head_dim" and reads_axis(n) for n in names)
-
-
 def _along_heads(names: Names) -> bool:
     """Whether this is a kernel or bias of queries, keys or values."""
     written = {axis_of(n) for n in names if not reads_axis(n)}
     return "head_dim" in map(axis_of, names) and bool(written & {"heads", "kv_heads"})
-
-
-def _is_out(names: Names) -> bool:
-    return {"heads" + READ, "head_dim" + READ} <= set(names)

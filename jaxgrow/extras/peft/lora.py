@@ -12,9 +12,9 @@ model::
     == grow(g, merge_lora(params, adapter, lora), axes)
 
 This equation holds for every growth, because grow is linear in W. The rank stays the same if each
-layer of the grown model has one source layer and the growth of each parameter has one term. This is
-true for hypercloning, stacking, identity blocks, and coalescing in width. If a growth averages
-layers, or has several terms in `Rules`, the result is a sum of k products. It is stored as one
+layer of the grown model has one source layer and one term of the growth. This is true for
+hypercloning, stacking, identity blocks, pruning, and coalescing in width. If a growth averages
+layers, or has several terms for a layer, the result is a sum of k products. It is stored as one
 product of k times the rank, with the parts concatenated along ``rank``.
 """
 
@@ -39,13 +39,14 @@ from jaxgrow.axes.names import (
     Params,
     Tree,
     axis_of,
+    is_layers,
     reads_axis,
     split_kernel,
 )
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import parts
 from jaxgrow.growth.maps import AxisMap, Growth, Rule, Rules, Term
-from jaxgrow.growth.matrices import Matrix, SparseMap, sparse
+from jaxgrow.growth.matrices import Matrix, SparseMap, is_numpy, sparse
 from jaxgrow.models.config import Array, Config
 from jaxgrow.operators.targets import Sizes
 
@@ -261,21 +262,22 @@ def lora_growth(of: Growth, lora: LoRA, axes: Axes) -> Rules:
       >>> maps.new_sizes(own)
       {'layers': 4, 'mlp': 6}
     """
-    found: dict[str, list[tuple[Term, Term]]] = {}
+    found: dict[str, list[list[tuple[Term, Term]]]] = {}
     for module, names in lora_kernels(lora, axes).items():
         leaf = f"{module}/kernel"
         kernel = split_kernel(names)
-        found[module] = []
-        for term in maps.terms(of, leaf, names) or ({},):
-            found[module].extend(_factor_maps(term, leaf, kernel))
+        terms = maps.terms(of, leaf, names) or ({},)
+        found[module] = _positions([x for term in terms for x in _factor_maps(term, leaf, kernel)])
     count = max(map(len, found.values()))
     rules = []
-    for module, each in found.items():
+    for module, positions in found.items():
         for which, leaf in enumerate(("a", "b")):
-            terms = tuple(
-                {**part[which], **_rank_map(i, count, lora.rank)} for i, part in enumerate(each)
-            )
-            rules.append(Rule(terms, path=f"{module}/{leaf}"))
+            at = [
+                {**part[which], **_rank_map(i, count, lora.rank)}
+                for i, position in enumerate(positions)
+                for part in position
+            ]
+            rules.append(Rule(tuple(at), path=f"{module}/{leaf}"))
     return Rules(tuple(rules))
 
 
@@ -381,6 +383,31 @@ def _fit(a: Shape, b: Shape, kernel: Shape, rank: int) -> bool:
         and a[:stacked] == b[:stacked]
         and a[-1] == rank == b[stacked]
     )
+
+
+def _positions(products: list[tuple[Term, Term]]) -> list[list[tuple[Term, Term]]]:
+    """The products of a kernel's growth that share a position along ``rank``, for each position.
+
+    If each new layer has at most one product, as when layers keep different units, one position is
+    enough. In every layer, ``a`` is then that of its product, or of the first one.
+    """
+    keys = [key for key in products[0][1] if is_layers(key[0])]
+    own = [b[key].write for key in keys for _, b in products if key in b]
+    own = [m for m in own if isinstance(m, SparseMap) and is_numpy(m.weight)]
+    if len(own) < len(products) or (np.sum([m.weight != 0 for m in own], 0) > 1).any():
+        return [[product] for product in products]
+    live = np.concatenate([m.weight for m in own], 1) != 0
+    live[:, 0] |= ~live.any(1)
+    copied = [
+        SparseMap(m.index, x[:, None].astype(float), m.old)
+        for m, x in zip(own, live.T, strict=True)
+    ]
+    return [
+        [
+            ({**a, keys[0]: AxisMap(m, a[keys[0]].read)}, b)
+            for (a, b), m in zip(products, copied, strict=True)
+        ]
+    ]
 
 
 def _factor_maps(term: Term, leaf: str, kernel: KernelAxes) -> Iterator[tuple[Term, Term]]:
