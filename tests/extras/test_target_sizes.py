@@ -200,10 +200,16 @@ def test_features_that_are_the_outputs_stay():
         assert not {"embed", "heads"} & target.keys()
 
 
-def test_stages_change_together():
-    stages = dict(layers=(2, 6), embed=(64, 128), heads=(2, 4), head_dim=32, mlp=(256, 512))
-    images = dict(image=32, patch=4, channels=3, classes=7, window=4, position_mlp=16)
-    config = SwinConfig(**stages, **images)
-    source = Shapes(config)
-    for target in sizes.sizes_near(source, 2 * source.parameters):
-        assert abs(Shapes(config.with_sizes(target)).parameters / source.parameters - 2) < 0.05
+@pytest.mark.parametrize("factor", [0.8, 1.29, 2])
+def test_stages_change_together(tmp_path, factor):
+    """A target has a size for each stage, as options do, and transformers has a Swin of these sizes."""
+    stages = dict(layers=(2, 2, 6), embed=(16, 32, 64), heads=(2, 4, 8), mlp=(64, 128, 256))
+    images = dict(image=32, patch=1, channels=1, classes=10, window=4, position_mlp=512)
+    config = SwinConfig(**stages, **images, head_dim=8)
+    checkpoints.save(tmp_path / "swin", config, tiny.params(config, dtype="float32"))
+    source = open_checkpoint(tmp_path / "swin")
+    for target in sizes.sizes_near(source, round(factor * source.parameters)):
+        new = config.with_sizes(target)
+        assert abs(Shapes(new).parameters / source.parameters / factor - 1) < 0.02
+        assert len(target) == 3 * len({*map(axis_kind, target)})
+        assert source.family.to_hf(new)["num_heads"] == new.heads

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from jaxgrow.axes.names import LAYERS, axis_kind, axis_of, sibling_axis
+from jaxgrow.axes.names import LAYERS, axis_kind, axis_of, is_layers, sibling_axis
 from jaxgrow.checkpoints import CheckpointError, Source
 from jaxgrow.checkpoints.hf.base import Heads
 from jaxgrow.checkpoints.hf.storage import HuggingFace
@@ -16,6 +16,8 @@ from jaxgrow.operators.targets import HEADS, KV_HEADS, WIDTHS
 TOLERANCE = 0.02
 # The kinds of axes that change together, the preferred ones first.
 _CHANGES = (WIDTHS, (LAYERS, *WIDTHS), (LAYERS, "mlp"), (LAYERS,))
+# The widths of large models are multiples of it.
+LARGEST_STEP = 64
 # The factors that are tried for the sizes: from 1 to 16, or to 1 / 16.
 _FACTORS = 2.0 ** (np.arange(513) / 128)
 
@@ -82,7 +84,9 @@ def _nearest_sizes(
             rank = np.where(tried.get(embed, old[embed]) % tried[axis] == 0, rank, np.inf)
     best = np.unravel_index(rank.argmin(), rank.shape)
     sizes = {axis: int(np.broadcast_to(x, rank.shape)[best]) for axis, x in tried.items()}
-    return int(count[best]), {axis: n for axis, n in sizes.items() if n != old[axis]}
+    # An option has a size for each stage.
+    changed = {axis_kind(axis) for axis, n in sizes.items() if n != old[axis]}
+    return int(count[best]), {axis: n for axis, n in sizes.items() if axis_kind(axis) in changed}
 
 
 def _sizes_by(
@@ -95,23 +99,28 @@ def _sizes_by(
     mixture = shrinks and EXPERTS in old  # whose MLPs are not pruned, but its experts
     least = {EXPERTS: getattr(source.config, "active", 1)}
 
-    def multiples(axis: str, step: int, by: np.ndarray) -> np.ndarray:
-        """The nearest multiples of the step; the old size if they are on its other side."""
+    def multiples(axis: str, by: np.ndarray, each: int = 1) -> np.ndarray:
+        """The nearest multiples of a step; the old size if they are on its other side.
+
+        The widths of the later stages keep their ratio to those of the first stage.
+        """
         size = old[axis]
+        first = old.get(f"{axis_kind(axis)}.0", size)
+        step = each if is_layers(axis) else max(1, size // first) * min(unit_step(first), each)
         new = np.maximum(np.round(size * by / step) * step, max(step, least.get(axis, 1)))
         return np.minimum(new, size) if shrinks else np.maximum(new, size)
 
     found: dict[str, np.ndarray] = {}
-    for axis, size in old.items():
+    for axis in old:
         kind = axis_kind(axis)
         if kind == LAYERS and kind in kinds:
-            found[axis] = multiples(axis, source.config.traits["period"], factor)
+            found[axis] = multiples(axis, factor, source.config.traits["period"])
         elif kind == "embed" and kind in kinds and not fixed:
-            found.setdefault(axis, multiples(axis, unit_step(size), factor))
+            found.setdefault(axis, multiples(axis, factor, LARGEST_STEP))
         elif kind == "mlp" and kind in kinds and not mixture:
-            found[axis] = multiples(axis, unit_step(size), own)
+            found[axis] = multiples(axis, own, LARGEST_STEP)
         elif axis == EXPERTS and "mlp" in kinds and mixture:
-            found[axis] = multiples(axis, 1, own)
+            found[axis] = multiples(axis, own)
         elif kind == HEADS and kind in kinds:
             found |= _heads_by(source, axis, multiples, factor, fixed)
     return found
@@ -120,7 +129,7 @@ def _sizes_by(
 def _heads_by(
     source: Source,
     axis: str,
-    multiples: Callable[[str, int, np.ndarray], np.ndarray],
+    multiples: Callable[[str, np.ndarray], np.ndarray],
     factor: np.ndarray,
     fixed: bool,
 ) -> dict[str, np.ndarray]:
@@ -130,7 +139,7 @@ def _heads_by(
     """
     old = source.sizes()
     embed, keys = sibling_axis(axis, "embed"), sibling_axis(axis, KV_HEADS)
-    groups = multiples(keys if keys in old else axis, 1, factor)
+    groups = multiples(keys if keys in old else axis, factor)
     heads = groups * (old[axis] // old.get(keys, old[axis]))
     found = {axis: heads} | ({keys: groups} if keys in old else {})
     if _heads_rule(source) != "free" and old[embed] == old[axis] * source.config.head_dim:
@@ -142,8 +151,12 @@ def _heads_by(
 
 def _heads_rule(source: Source) -> Heads:
     """Return which sizes the heads may have, as `Family.heads`."""
-    is_hf = isinstance(source, HuggingFace)
-    return source.family.heads_rule(source.config) if is_hf else "divide embed"
+    # The stages of a Swin are as wide as their heads.
+    return (
+        source.family.heads_rule(source.config)
+        if isinstance(source, HuggingFace) and isinstance(source.config.heads, int)
+        else "divide embed"
+    )
 
 
 def unit_step(size: int) -> int:
@@ -153,4 +166,4 @@ def unit_step(size: int) -> int:
       >>> unit_step(4096), unit_step(512), unit_step(20), unit_step(3)
       (64, 64, 2, 1)
     """
-    return min(64, 1 << max(0, (size // 8).bit_length() - 1))
+    return min(LARGEST_STEP, 1 << max(0, (size // 8).bit_length() - 1))
