@@ -420,7 +420,14 @@ def test_what_does_not_fit_is_refused(tmp_path, trained, capsys):
 
 
 def test_an_option_that_would_have_no_effect_is_refused(tmp_path, trained, capsys):
-    weights = ("--dtype bfloat16", "--to hf", "--shard-size 1GB", "--noise 0", "--seed 1")
+    weights = (
+        "--dtype bfloat16",
+        "--to hf",
+        "--shard-size 1GB",
+        "--noise 0",
+        "--seed 1",
+        "--loop 0-1x2",
+    )
     for option in (*weights, "--lora l", "--lora-only", "--optimizer-state o"):
         assert grown(trained, tmp_path / "b", f"--method hypercloning --embed 24 {option}") == 2
         assert not (tmp_path / "b").exists()

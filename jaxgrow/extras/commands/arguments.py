@@ -120,7 +120,8 @@ def add_architectures(commands: Commands) -> None:
 
 def add_show(commands: Commands) -> None:
     """Add ``jaxgrow show``."""
-    methods = {name: row for name, row in known_methods().items() if name not in EXPERTS}
+    # Maps do not describe what the other methods do.
+    methods = {n: row for n, row in known_methods().items() if n not in (*EXPERTS, "untie", "tie")}
     table = methods_table(methods)
     p = _add_extra(commands, "show", "show.run_show", "SRC", epilog=table)
     add_method(p, methods, layers_of_one)

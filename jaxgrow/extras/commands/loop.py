@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from jaxgrow import operators
 from jaxgrow.checkpoints import Source
-from jaxgrow.cli.errors import UsageError, errors_with_options
+from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.grow_commands import GROWTHS
 from jaxgrow.cli.new_sizes import given_sizes
 from jaxgrow.growth.maps import Growth
@@ -15,6 +15,7 @@ from jaxgrow.typed import Json
 
 def growth_of_loop(a: argparse.Namespace, source: Source) -> tuple[Growth, Json]:
     """The growth to a model without a loop whose layers are the passes of ``--loop``."""
+    refuse_options(a, "loop only repeats layers", "blend", "seed")
     if a.loop is None:
         raise UsageError("loop requires the layers that run again, such as --loop 4-7x2")
     with errors_with_options():

@@ -239,6 +239,8 @@ class OtherTrainers:
         why = f"not supported for {a.src}, which is a checkpoint of another trainer"
         others = ("noise", "lora", "lora_only", "optimizer_state")
         refuse_options(a, why, "to", "dtype", "shard_size", *others)
+        why += "; list the layers of all passes with --layers-from instead, such as 0-3,2-3,4-5"
+        refuse_options(a, why, "loop")
         run = open_run(a.src, a.format, a.names, a.head_dim)
         target = target_sizes(a)
         policy = a.optimizer or _default_policy(a.method)
