@@ -219,9 +219,9 @@ def _measured_effect(plan: _PruningPlan, growths: Mapping[str, Growth]) -> Json:
 
 
 def _mean_loss(plan: _PruningPlan, logits: jax.Array) -> float | None:
-    """Mean cross-entropy per predicted token, in nats; None for other than causal models."""
+    """Mean cross-entropy per predicted token, in nats; None if no token is predicted."""
     config = plan.source.config
-    if not config.causal or config.predicts != "tokens":
+    if not config.causal or config.predicts != "tokens" or logits.shape[1] == 1:
         return None
     log_p = jax.nn.log_softmax(logits[:, :-1])
     return -float(np.take_along_axis(np.asarray(log_p), plan.inputs[:, 1:, None], -1).mean())

@@ -5,7 +5,7 @@ import argparse
 import numpy as np
 
 from jaxgrow import operators
-from jaxgrow.checkpoints import CheckpointError, open_checkpoint, write
+from jaxgrow.checkpoints import Cast, CheckpointError, open_checkpoint, write
 from jaxgrow.cli.errors import errors_with_options, refuse_options
 from jaxgrow.cli.grow_commands import GROWING
 from jaxgrow.cli.new_sizes import given_sizes
@@ -29,7 +29,9 @@ def retie_head(a: argparse.Namespace) -> None:
             f"{a.method} needs a model that predicts tokens, with a head that is {'not ' * tie}tied to its "
             f"embedding, but {a.src} has none"
         )
-    old = {path: source.read(path) for path in (EMBEDDING, HEAD) if path in source.leaves}
+    # Parameters are rounded once, when they are written.
+    wide = Cast(source, "float32", at_least=True)
+    old = {path: wide.read(path) for path in (EMBEDDING, HEAD) if path in source.leaves}
     new = RETIED[a.method](old)
     changes = {
         path: float(np.linalg.norm(untie_head(new)[path] - x) / np.linalg.norm(x))
