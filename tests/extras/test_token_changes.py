@@ -6,6 +6,7 @@ the error of their number.
 
 import json
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -182,6 +183,18 @@ def test_new_tokens_get_the_ids_that_the_tokenizer_gives_them(folder, tmp_path, 
     out = capsys.readouterr().out
     assert "so it would give" not in out
     assert f"jaxgrow report '{source}' {tmp_path}/b measures it" in out
+    # The tokenizer has a token for which the model has no row, as that of Gemma 3 1B.
+    (source / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 11}}}')
+    like = ("--like-tokens", tmp_path / "like.json", "--overwrite")
+    assert run("grow", source, tmp_path / "b", *like) == 1
+    assert f"First run jaxgrow grow '{source}' DST --vocab 12" in capsys.readouterr().err
+    assert run("grow", source, tmp_path / "more", "--vocab", 12) == 0
+    assert "copied, not changed\n" in capsys.readouterr().out
+    assert run("grow", tmp_path / "more", tmp_path / "b", *like) == 0
+    assert "add the 1 new tokens to them, with the ids 12 to 12" in capsys.readouterr().out
+    (source / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 10}}}')
+    assert run("grow", source, tmp_path / "b", *like) == 0
+    out = capsys.readouterr().out
     # The model has unused rows, as many published models.
     padded = ("grow", tmp_path / "b", tmp_path / "c", "--vocab", 16)
     (tmp_path / "b/tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 10}}}')
@@ -265,6 +278,39 @@ def test_the_first_tokens(folder, tmp_path, capsys):
     assert open_checkpoint(tmp_path / "b").sizes()["vocab"] == 8
 
 
+def test_tokens_that_only_an_adapter_has_are_not_lost(folder, tmp_path, capsys):
+    """Its rows belong to more tokens than the growth of the model has."""
+    settings = lora.LoRA(rank=2)
+    factors = lora.init_lora(settings, LLAMA.axes(), LLAMA.sizes(), jax.random.key(0))
+    factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
+    more = {"token_embedding": np.ones((13, 16), np.float32), "head_kernel": np.ones((16, 13))}
+    adapter = peft.PeftAdapter(replace(LLAMA, vocab=13), settings, factors, more)
+    peft.write_peft(tmp_path / "lora", adapter, folder)
+    lost = ("--lora", tmp_path / "lora")
+    for words in (("grow", "--vocab", 16), ("prune", "--vocab", 11)):
+        assert run(words[0], folder, tmp_path / "b", *words[1:], *lost) == 1
+        assert "belongs to a model with vocab 13, not 11. First merge" in capsys.readouterr().err
+    assert run("grow", folder, tmp_path / "b", "--method", "stack", "--layers", 4, *lost) == 0
+
+
+def test_a_tied_head_of_half_precision_is_the_mean_in_float32(tmp_path, capsys):
+    """Sums and norms of large numbers would be infinite in float16, and a mean would be rounded twice."""
+    gpt = replace(LLAMA, eps=1e-5)
+    checkpoints.save(tmp_path / "a", gpt, tiny.params(gpt, dtype="float32"))
+    file = tmp_path / "a" / "model.safetensors"
+    save_file(
+        {n: (x * 4e4).clip(-6e4, 6e4).astype(np.float16) for n, x in load_file(file).items()}, file
+    )
+    old = {name: x.astype(np.float32) for name, x in load_file(file).items()}
+    mean = (old["model.embed_tokens.weight"] + old["lm_head.weight"]) / 2
+    for name, dtype in (("b", np.float16), ("c", np.float32)):
+        words = ("--method", "tie", *(("--dtype", "float32") if dtype is np.float32 else ()))
+        assert run("grow", tmp_path / "a", tmp_path / name, *words) == 0
+        assert "nan" not in capsys.readouterr().out
+        found = tensors(tmp_path / name)["model.embed_tokens.weight"]
+        np.testing.assert_array_equal(found, mean.astype(dtype))
+
+
 def test_ids_in_lists_and_parts():
     content = {"suppress_tokens": [1, 2], "text_config": {"eos_token_id": 2, "vocab_size": 3}}
     assert renumbered_ids(content, "config.json", {1: 0, 2: 1}, 3) == {
@@ -286,6 +332,8 @@ def test_ids_in_lists_and_parts():
     ("prune {a} {b} --vocab {wrong}", "is not a choice of tokens"),
     ("prune {a} {b} --vocab 8 --layers 1", "--layers: --vocab keeps given tokens"),
     ("prune {a} {b} --vocab {b}", "no such file or directory"),
+    ("grow {a} {b} --method loop --loop 0-1x2 --blend 1", "--blend: loop only repeats layers"),
+    ("grow {a} {b} --method loop --loop 0-1x2 --seed 1", "--seed: loop only repeats layers"),
 ])  # fmt: skip
 def test_what_is_refused(folder, tmp_path, capsys, words, message):
     files = {"wrong": {"x": [True]}, "empty": {}, "twice": {"keep": [1, 1]}, "like": {"x": [1]}}
@@ -295,6 +343,12 @@ def test_what_is_refused(folder, tmp_path, capsys, words, message):
     assert main([word.format(a=folder, **places) for word in words.split()]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+def test_methods_without_maps_are_not_shown(folder, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("show", folder, "--method", "tie", "--out", tmp_path / "a.png")
+    assert "'tie' does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("depth", [900, 5000])

@@ -48,6 +48,14 @@ def grow_vocabulary(a: argparse.Namespace) -> None:
             f"{a.like_tokens} has tokens that the tokenizer of {a.src} has already: "
             f"{listed(known, most=5)}. Remove them from the file"
         )
+    used = max(tokens, default=old - 1) + 1
+    free = max(used, old)
+    if like and used > old:
+        raise CheckpointError(
+            f"the tokenizer of {a.src} has ids up to {used - 1}, but the model has rows only up to {old - 1}, so the next "
+            f"token would get the id {used} there, and here the row {old}. First run "
+            f"{shlex.join(['jaxgrow', 'grow', str(a.src)])} DST --vocab {used}"
+        )
     if like:
         arguments["like_tokens"] = dict(zip(names, like, strict=True))
     else:
@@ -60,9 +68,10 @@ def grow_vocabulary(a: argparse.Namespace) -> None:
         )
     notes = [
         f"the rows of the {old} old tokens are unchanged: {change}",
-        f"{_UNCHANGED}: add the {new - old} new tokens to them, with the ids {old} to {new - 1}",
+        _UNCHANGED
+        + f": add the {new - free} new tokens to them, with the ids {free} to {new - 1}"
+        * (new > free),
     ]
-    used = max(tokens, default=old - 1) + 1
     if used < old:
         notes.append(
             f"the tokenizer has the ids 0 to {used - 1}, so it would give the id {used} to the next token. To "

@@ -13,7 +13,7 @@ from jaxgrow.extras.hf_peft.dora import grown_gains, with_gains
 from jaxgrow.extras.peft import lora
 from jaxgrow.extras.peft.lora import LoRA
 from jaxgrow.growth.apply import grow, grow_leaf
-from jaxgrow.growth.maps import Growth, terms
+from jaxgrow.growth.maps import Growth, new_sizes, swap, terms
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
 
@@ -64,7 +64,16 @@ class PeftAdapter:
           ValueError: as from `jaxgrow.extras.peft.lora.lora_growth` and `jaxgrow.grow`, or the growth of a
             DoRA is not a DoRA.
         """
-        axes = self.config.axes()
+        axes, own = self.config.axes(), self.config.sizes()
+        if wrong := [
+            f"{axis} {own[axis]}, not {n}"
+            for axis, n in new_sizes(swap(growth)).items()
+            if own.get(axis, n) != n
+        ]:
+            raise ValueError(
+                f"the adapter belongs to a model with {', '.join(wrong)}. First merge it into its model with PEFT "
+                "(resize_token_embeddings, then merge_and_unload), and change the merged model"
+            )
         rules = lora.lora_growth(growth, self.lora, axes)
         return replace(
             self,
