@@ -109,7 +109,12 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
     learned = any(matrices.is_traced(m) for m in jax.tree.leaves(terms))
     sharding = _on_mesh(x)
     if sharding is None:
-        spec = _by_rules(terms, names, x) if traced and not learned else P()
+        # The sharding of a traced leaf is assumed to follow `jaxgrow.sharding.RULES`.
+        spec = (
+            shared_spec(names, x.shape, _new_shape(parts(terms[0], names), x.shape))
+            if traced and not learned
+            else P()
+        )
         return _divided_sum(terms, names, x, spec) if any(spec) else _sum(terms, names, x)
     if not traced:
         assert isinstance(sharding.mesh, Mesh)  # arrays always have a concrete mesh
@@ -124,11 +129,6 @@ def grow_leaf(terms: Sequence[maps.Term], names: Names, x: Array) -> Array:
 
     run: Callable[..., Array] = _auto_axes(learn, out_sharding=sharding)
     return run(x, terms)
-
-
-def _by_rules(terms: Sequence[maps.Term], names: Names, x: Array) -> P:
-    """Return the sharding of a traced leaf and its result according to `jaxgrow.sharding.RULES`."""
-    return shared_spec(names, x.shape, _new_shape(parts(terms[0], names), x.shape))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _divided_sum(terms: Sequence[maps.Term], names: Names, x: Array, spec: P) ->
     ``spec`` is the sharding of the leaf and of its result.
     """
     found = [parts(term, names) for term in terms]
-    groups = [_ranges(each) for each in found]
+    groups = [[(begin, end) for _, begin, end in each] for each in found]
     # Values that cannot be scaled are only copied. Some of their dtypes cannot be promoted.
     scaled = matrices.can_scale(x.dtype)
     wide = jnp.promote_types(x.dtype if scaled else jnp.float32, jnp.float32)
@@ -199,10 +199,6 @@ def _new_shape(parts: Sequence[Part], shape: Sequence[int]) -> list[int]:
     for m, begin, end in parts:
         new += shape[begin:end] if m is None else m.shapes[0]
     return new
-
-
-def _ranges(parts: Sequence[Part]) -> list[tuple[int, int]]:
-    return [(begin, end) for _, begin, end in parts]
 
 
 def _on_mesh(x: Any) -> NamedSharding | None:

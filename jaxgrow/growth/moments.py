@@ -123,7 +123,12 @@ def grow_optimizer(
         raise ValueError(f"policy {policy!r} does not exist. Use one of {known}.")
     _check_before(growth, params, axes)
     if policy == "drop":
-        return _fresh(tx, grow(growth, params, axes), layers)
+        grown = grow(growth, params, axes)
+        return (
+            stack_layers(tx.init(unstack_layers(grown, layers)), layers)
+            if layers
+            else tx.init(grown)
+        )
     # Moments are found by the path of their parameter. A single array has an empty path, so it is
     # put into a dict.
     if jax.tree.structure(params) == jax.tree.structure(0):
@@ -259,12 +264,6 @@ def _grown_by_dual(name: str, x: Array, kind: Kind, back: Sequence[maps.Term], o
         return grow_leaf(back, on, x)
     xp: Any = jnp if isinstance(x, jax.Array) else np
     return xp.square(grow_leaf(back, on, xp.sqrt(x)))
-
-
-def _fresh(tx: optax.GradientTransformation, params: Params, layers: str | None) -> optax.OptState:
-    return (
-        stack_layers(tx.init(unstack_layers(params, layers)), layers) if layers else tx.init(params)
-    )
 
 
 def _known(name: str, holds: Mapping[str, Kind]) -> Kind:

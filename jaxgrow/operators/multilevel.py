@@ -378,20 +378,16 @@ def _named_groups(axis: str, size: int, name: str) -> tuple[tuple[int, ...], ...
         raise ValueError(f"axis {axis!r}: {error}") from None
     what = f"{name} pairs" if each == 2 else f"{name.partition(':')[0]} groups of {each}"
     by_kind = [("layers", "alike")] if is_layers(axis) else []
+    least = next((d for d in range(2, size + 1) if size % d == 0), 1)
     _divides(
         f"axis {axis!r}: {what}",
         size,
         each,
-        f"give the groups explicitly, or a size that divides it: far:{_least_divisor(size)}"
+        f"give the groups explicitly, or a size that divides it: far:{least}"
         + ", or {}" * len(by_kind),
         *by_kind,
     )
     return (far if name.startswith("far") else adjacent)(size, size // each)
-
-
-def _least_divisor(size: int) -> int:
-    """The smallest divisor above 1."""
-    return next((d for d in range(2, size + 1) if size % d == 0), 1)
 
 
 def _divides(

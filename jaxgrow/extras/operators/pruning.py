@@ -86,8 +86,13 @@ def keep_units(sizes: Sizes, kept: Units) -> Growth:
                 {**shared, layers: single_layer_map(i, j, stay, sizes[layers]), **of_layer}
             )
         rules += [Rule(tuple(terms), axes=(layers, axis)) for axis in own]
+    # Outside of the layers, the units stay that most layers keep.
     common = {
-        axis: select(_commonest(found, sizes[axis]), sizes[axis]) for axis, found in each.items()
+        axis: select(
+            best_units(np.bincount(found.reshape(-1), minlength=sizes[axis]), found.shape[-1]),
+            sizes[axis],
+        )
+        for axis, found in each.items()
     }
     return Rules((*rules, Rule(({**shared, **common},))))
 
@@ -194,11 +199,6 @@ def single_layer_map(new: int, old: int, layers: np.ndarray, size: int) -> AxisM
         size,
     )
     return AxisMap(m, m)
-
-
-def _commonest(units: np.ndarray, size: int) -> np.ndarray:
-    """The units that most layers keep. Their number is the number of units that each layer keeps."""
-    return best_units(np.bincount(units.reshape(-1), minlength=size), units.shape[-1])
 
 
 def prune(sizes: Sizes, target: Sizes, scores: Units, alternating: Collection[str] = ()) -> Growth:

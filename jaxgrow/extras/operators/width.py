@@ -57,7 +57,11 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
       Wang et al., `LiGO <https://arxiv.org/abs/2303.00980>`_, ICLR 2023
     """
     index = copied_units(
-        "zero_pad", sizes, grown_sizes("zero_pad", WIDTHS, sizes, target), _leading_units
+        "zero_pad",
+        sizes,
+        grown_sizes("zero_pad", WIDTHS, sizes, target),
+        # The sources of zero rows do not matter.
+        lambda old, new: np.minimum(np.arange(new), old - 1),
     )
     growth: dict[str, CopyMap] = {}
     for axis, of in index.items():
@@ -275,8 +279,3 @@ def _averaged(index: np.ndarray, old: int, group: int, rng: np.random.Generator)
         weight[i] = uniform / uniform.sum()
     rows = SparseMap(of, weight, old)
     return AxisMap(rows, rows)
-
-
-def _leading_units(old: int, new: int) -> np.ndarray:
-    """The sources of ``[I; 0]``. The sources of the zero rows do not matter."""
-    return np.minimum(np.arange(new), old - 1)

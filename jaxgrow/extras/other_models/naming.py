@@ -293,7 +293,8 @@ def _suffix_tree(axes: Axes, known: Set[str]) -> Axes:
     whole = by_path(axes, is_leaf=_is_names)
     short = unwrapped(whole)
     leaves = {short[name]: names for name, names in whole.items()}
-    scales = {p.rpartition("/")[0] for p, n in leaves.items() if is_scale(p) and _is_vector(n)}
+    dims = {p: sum(n is None or not is_layers(axis_of(n)) for n in of) for p, of in leaves.items()}
+    scales = {p.rpartition("/")[0] for p, count in dims.items() if is_scale(p) and count == 1}
     kernels = {p.rpartition("/")[0] for p in leaves if p.endswith("/kernel")}
     # Gemma calls the output kernel of its MLP "linear", which is an input kernel in other models.
     gates = [p.split("/") for p in leaves if "gating_einsum" in p.split("/")]
@@ -316,10 +317,6 @@ def _is_names(x: Tree) -> TypeGuard[MaybeNames]:
     """Same as `is_names`, but axes may have None instead of a name."""
     items: Tree = x
     return isinstance(x, tuple) and all(n is None or isinstance(n, str) for n in items)
-
-
-def _is_vector(names: MaybeNames) -> bool:
-    return sum(name is None or not is_layers(axis_of(name)) for name in names) == 1
 
 
 _BOXES = {"value", "raw_value", "_value", "array"}
