@@ -112,13 +112,13 @@ def main() -> None:
     text = settings_table(tried, swept)
     name = experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)
-    results = [
-        {"settings": t.settings, "loss": [None if r is None else r.loss for r in t.runs]}
-        | ({"of the steps": t.fraction} if t.fraction else {})
-        | ({AVERAGE: averages} if any(averages) else {})
-        for t in tried
-        for averages in [[None if r is None else r.result.get(AVERAGE) for r in t.runs]]
-    ]
+    results = []
+    for t in tried:
+        losses = [None if r is None else r.loss for r in t.runs]
+        part = {"of the steps": t.fraction} if t.fraction else {}
+        averages = [None if r is None else r.result.get(AVERAGE) for r in t.runs]
+        part |= {AVERAGE: averages} if any(averages) else {}
+        results.append({"settings": t.settings, "loss": losses} | part)
     write_record(arguments.workdir / f"{name}.json", results)
     say(f"\n{text}")
 
