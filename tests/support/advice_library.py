@@ -68,6 +68,19 @@ def _untold(folder: Path) -> Path:
     return folder
 
 
+def _ahead(folder: Path) -> Path:
+    """A model whose tokenizer has one token more than the model has rows."""
+    config = FAMILIES["gpt2"]
+    vocab = {"model": {"vocab": {"a": 0, "b": config.vocab}}}
+    (_model(config)(folder) / "tokenizer.json").write_text(json.dumps(vocab))
+    return folder
+
+
+def _similar(file: Path) -> Path:
+    file.write_text(json.dumps({"x": [1]}))
+    return file
+
+
 def _changed(**keys: Any):
     def make(folder: Path) -> Path:
         gpt2.change(gpt2.saved(folder), **keys)
@@ -101,6 +114,8 @@ OUT = {"names": ["heads.in", "head_dim.in", "embed"], "axes": "(heads head_dim) 
 MAKERS = {
     "gpt": gpt2.saved,
     "untold": _untold,
+    "ahead": _ahead,
+    "similar": _similar,
     "quantised": _changed(quantization_config={"quant_method": "gptq", "bits": 4}),
     "unknown": _changed(architectures=["OtherForCausalLM"]),
     "modernbert": _model(replace(FAMILIES["modernbert"], layers=3)),
@@ -214,6 +229,9 @@ COMMANDS = [
     cli("For larger sizes, run jaxgrow suggest", "prune {gpt} {new} --params 9000 --data {ids}",
         lambda words, said: part(r"run jaxgrow (.*)", said).split()),
     cli("is not a choice of tokens", "prune {gpt} {new} --vocab 12", last(r"from 1 to (\d+)")),
+    Case("the next token would get the id", lambda p: command(*p.words("grow {ahead} {new} --like-tokens {similar}")),
+        lambda p, said: [command(*p.words("grow {ahead} {new}"), *parts(r"(--vocab) (\d+)", said)),
+                         command(*p.words("grow {new} {newer} --like-tokens {similar}"))]),
     cli("--to is too close", "suggest {gpt} --to 1.0001x", lambda words, said: [*words[:2],
         *parts(r"such as (--layers) (\d+)", said)]),
     cli("not a number of decibels", "grow {gpt} {new} --method hypercloning --embed 24 --heads 8 --mlp 40 --noise nan",
