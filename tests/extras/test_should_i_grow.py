@@ -105,6 +105,11 @@ def objections() -> Iterator[str]:
     twice = [e for e in forecast_rows() if e.baseline == "untuned" and e.tokens_per_parameter == 20]
     tuned = saved("deepen", 1_372_992, 20.0)[0]
     yield f"would have shown {twice[0].mean} instead of {tuned.mean} %"
+    _, larger = saved("deepen", 1_372_992, 20.0)
+    assert "Batches of 64" in larger.note
+    runs = [logged(*name)[0][0] for name in (("m1_64", "wiki_m1_64"), ("m1_low", "m1_low"))]
+    yield "With batches of {} instead of {} and equal".format(*(r.config["batch"] for r in runs))
+    yield f"first saved {larger.mean} instead of {tuned.each[0]} % ([1.4 M, one seed]"
     longer = saved("halves", 94_416, 48.8)[0]
     yield f"At 49 tokens per parameter, halves saved {longer.saved} ([94 K"
     rows = [e for e in forecast_rows() if e.optimizer == "Muon" and e.tokens_per_parameter < 21]
