@@ -16,7 +16,7 @@
         --workdir runs/m1_adamw --frontier 0.3:optim.warmup=446
     python -m train.compare $c:m1_adamw $c:m1_adamw_pld $c:m1_adamw_sbld $c:m1_adamw_uniform \\
         --workdir runs/m1_adamw --frontier 0.55,0.75
-    python -m train.compare $c:m1_64 $c:m1_64_deepen --workdir runs/m1_64 --frontier 0.75
+    python -m train.compare $c:m1_64 $c:m1_64_deepen $c:m1_64_vcycle --workdir runs/m1_64 --frontier 0.75
     python -m train.compare $c:m3 $c:m3_deepen $c:m3_halves $c:m3_vcycle --workdir runs/m3 \\
         --frontier 0.3:optim.warmup=248:eval_every=745,0.75
 
@@ -26,7 +26,8 @@ at 1.4 million. Half of the layers first saves more than 16.2 % at 25 thousand p
 45, 16.2 % at 355 thousand and 15.5 % at 1.4 million. `m1_vcycle` saves 18.4 % (three seeds). (From
 163 thousand parameters on, the other rows have two seeds.) At 3 million parameters, with one seed
 and larger batches, the V-cycle saves 8.5 %, half of the layers first 6.3 %, and halves about 0.4 %.
-With these batches, `m1_64_deepen` saves 6.6 % at 1.4 million parameters (one seed).
+With these batches, `m1_64_deepen` saves 6.6 % at 1.4 million parameters, and `m1_64_vcycle`
+2.1 % (one seed).
 Under AdamW, `m1_adamw_deepen` saves more than 24.6 %, and `m1_adamw_vcycle` at most 14.8 % (one
 seed). With 6 tokens per parameter and a warm-up of 446 steps, they save 20.2 % and 20.5 %; PLD,
 SBLD and its control end above the run with 0.75 of the steps (`docs/results/dropping.md`; one

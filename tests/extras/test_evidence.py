@@ -126,7 +126,7 @@ def listed(values: list[float], digits: int, unit: str = "") -> str:
 @pytest.mark.parametrize(
     ("rate", "folder", "names", "fractions"),
     [("2.5e-3", "m1_low", ("m1_low", "m1_low_deepen", "m1_low_halves", "m1_low_vcycle"), (0.75, 0.55)),
-     ("2.5e-3", "m1_64", ("wiki_m1_64", "wiki_m1_64_deepen"), (0.75,)),
+     ("2.5e-3", "m1_64", ("wiki_m1_64", "wiki_m1_64_deepen", "wiki_m1_64_vcycle"), (0.75,)),
      ("5e-3", "m1", ("wiki_m1", "wiki_m1_deepen"), (0.75,)),
      ("1e-2", "m1_6", ("m1_6", "m1_6_deepen", "m1_6_vcycle"), (0.75,)),
      ("5e-3", "m1_6_low", ("m1_6_low", "m1_6_low_deepen"), (0.75,)),
