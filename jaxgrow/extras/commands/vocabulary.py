@@ -66,12 +66,9 @@ def grow_vocabulary(a: argparse.Namespace) -> None:
             ", and only the softmax over the new rows changes their probabilities: "
             f"{shlex.join(['jaxgrow', 'report', str(a.src), str(a.dst)])} measures it"
         )
-    notes = [
-        f"the rows of the {old} old tokens are unchanged: {change}",
-        _UNCHANGED
-        + f": add the {new - free} new tokens to them, with the ids {free} to {new - 1}"
-        * (new > free),
-    ]
+    notes = [f"the rows of the {old} old tokens are unchanged: {change}", _UNCHANGED]
+    if new > free:
+        notes[1] += f": add the {new - free} new tokens to them, with the ids {free} to {new - 1}"
     if used < old:
         notes.append(
             f"the tokenizer has the ids 0 to {used - 1}, so it would give the id {used} to the next token. To "

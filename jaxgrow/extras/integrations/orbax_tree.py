@@ -465,9 +465,12 @@ def _copy_beside(
     left_out: list[str] = []
     for path in sorted(folder.iterdir()):
         arrays = path.name in _DATA or path.name.startswith(_PROCESS) or path.name in skip
-        # Such as a link ``latest`` to a step.
-        holds = _is_step(path) or (path / "manifest.ocdbt").exists()
-        other_step = steps and path.is_dir() and (holds or is_orbax(path))
+        # It may have another name, such as a link ``latest`` to a step.
+        other_step = (
+            steps
+            and path.is_dir()
+            and (_is_step(path) or is_orbax(path) or (path / "manifest.ocdbt").exists())
+        )
         if not arrays and not other_step:
             left_out += copy_tree(path, into / path.name, home)
     return left_out

@@ -32,7 +32,7 @@ class Tried:
 def edge_warnings(best: dict[str, str], swept: dict[str, list[str]]) -> list[str]:
     """A warning for every numeric setting of ``best`` that is the lowest or highest one tried.
 
-    Zero is not an edge if it is the lowest value, because settings are not negative.
+    Zero is not an edge, because settings are not negative.
     """
     warnings = []
     for name, texts in swept.items():
@@ -41,7 +41,7 @@ def edge_warnings(best: dict[str, str], swept: dict[str, list[str]]) -> list[str
             value = float(best[name])
         except ValueError:
             continue  # only numbers have edges
-        if len(values) > 1 and value in (min(values) or None, max(values)):
+        if len(values) > 1 and value in {min(values), max(values)} - {0.0}:
             which, beyond = ("lowest", "below") if value == min(values) else ("highest", "above")
             warnings.append(
                 f"WARNING: the best {name}, {best[name]}, is the {which} value tried: also sweep values {beyond} it"
