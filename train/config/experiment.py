@@ -275,8 +275,9 @@ def load_experiment(
         if corpus:
             experiment = with_steps(experiment)
         # The number of steps of ``seconds`` is measured later. Any number shows which settings are used.
-        timed = replace(experiment, steps=1000, seconds=None)
-        planned = timed if experiment.seconds else experiment
+        planned = (
+            replace(experiment, steps=1000, seconds=None) if experiment.seconds else experiment
+        )
         if planned.steps:
             check_experiment(planned)
             given = [*overrides, *str(text).split(":")]
