@@ -41,8 +41,12 @@ def unpacked_archive() -> Path:
 
 
 def logged_runs(folder: str, name: str) -> dict[int, Run]:
-    """Return the logged runs of one name in a folder of the archive, by their seeds."""
-    found = (unpacked_archive() / folder).glob(f"{name}-seed*")
+    """Return the logged runs of one name in a folder of the archive, by their seeds.
+
+    The runs of `benchmarks.one_gpu` have their own folder, ``one_gpu/CARD/EXPERIMENT``.
+    """
+    place = ARCHIVE.parent if folder.startswith("one_gpu/") else unpacked_archive()
+    found = (place / folder).glob(f"{name}-seed*")
     seeds = ((int(run.name.rpartition("-seed")[2]), run) for run in found)
     return {seed: Run(name, seed, run) for seed, run in sorted(seeds)}
 

@@ -11,22 +11,19 @@ from typing import Any
 
 from train.analysis.runs import Run
 from train.config.experiment import Experiment, load_experiment
-from train.extras.advice.evidence import method_rows
-from train.extras.advice.fits import Measured, fit_savings
 from train.extras.sharing import shared_steps
 from train.plan.training import Train
 
 CONFIG = "configs/wikipedia_gpu.py"
 RESULTS = Path(__file__).parent / "results" / "one_gpu"
-FORECASTS = RESULTS / "forecasts.json"
 # Files of a run that are kept: enough for `train.compare` and the tables, without parameters.
 KEPT = ("config.json", "metrics.jsonl", "result.json", "about.json")
 ARCHIVE = "one_gpu.tar"
-# FLOP/s that the dry run assumes, before a step was timed: 12 and 17 % of the peak of an H100.
-ASSUMED = {"m10": 1.2e14, "m20": 1.7e14}
+# FLOP/s that the dry run assumes before a step was timed, as on an H200.
+ASSUMED = {"m10": 1.27e14, "m20": 1.82e14}
 # Assumed seconds for compiling a phase, and for everything else of a run: validation, saving.
-COMPILING = 8.0
-BESIDES = 10.0
+COMPILING = 6.0
+BESIDES = 4.0
 
 
 @dataclass(frozen=True)
@@ -266,60 +263,3 @@ class Cost:
     def seconds(self, e: Experiment, skipped: int = 0) -> float:
         cost = e.cost * (1 - skipped / e.steps)
         return cost / self.speed + self.compiling * len(phases(e)) + self.besides
-
-
-# --- forecasts ---
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """A saving that was expected before its runs, in per cent."""
-
-    experiment: str
-    method: str  # as in evidence.toml
-    parameters: int
-    tokens_per_parameter: float
-    seeds: tuple[int, ...]
-    saved: float
-    line: float  # half of the 95 % interval of the fitted line
-    interval: float  # half of the 95 % interval of the mean over these seeds
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        model = "m20" if self.parameters > 15e6 else "m10"
-        return (model, f"{model}_{self.method}")
-
-
-# The forecasts use only the runs of at most this size, so that they stay forecasts.
-LARGEST = 3.1e6
-FORECAST = (
-    ("E1", "deepen", 9_674_240, (0,)),
-    ("E1", "vcycle", 9_674_240, (0,)),
-    ("E2", "deepen", 9_674_240, (1, 2)),
-    ("E2", "vcycle", 9_674_240, (1, 2)),
-    ("E4", "deepen", 21_589_248, (0,)),
-    ("E7", "deepen", 21_589_248, (1,)),
-    ("E7", "vcycle", 21_589_248, (0,)),
-)
-
-
-def forecasts() -> list[Forecast]:
-    """The savings that the law of `train.scaling` expects, from all runs up to `LARGEST`."""
-    found = []
-    for name, method, parameters, seeds in FORECAST:
-        points = [
-            Measured(
-                (e.parameters, e.tokens_per_parameter), tuple(x / 100 for x in e.each), e.bounds
-            )
-            for e in method_rows(method)
-            if (e.family, e.optimizer, e.data) == ("GPT2", "Muon", "Wikipedia")
-            and e.each
-            and e.parameters <= LARGEST
-            and e.tau in (None, 0.5)
-        ]
-        line = fit_savings(points)
-        saved, half = line.expected((parameters, 20.0))
-        _, wider = line.expected((parameters, 20.0), len(seeds))
-        figures = (round(100 * x, 1) for x in (saved, half, wider))
-        found.append(Forecast(name, method, parameters, 20.0, seeds, *figures))
-    return found

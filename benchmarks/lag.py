@@ -80,10 +80,11 @@ GROUPS = (
     _group(GPT, 6, "m1_6_low", "m1_6_low", ["-x0.75"], "d"),
     _group(GPT, 20, "m1", "wiki_m1", ["-x0.75"], "d"),
     _group(GPT, 20, "m1_low", "m1_low", ["-x0.75", "-x0.55"], "dhv"),
-    _group("GPT, 1.4 M, batches of 64, Muon", 20, "m1_64", "wiki_m1_64", ["-x0.75"], "d"),
+    _group("GPT, 1.4 M, batches of 64, Muon", 20, "m1_64", "wiki_m1_64", ["-x0.75"], "dv"),
     _group("GPT, 1.4 M, AdamW", 6, "m1_adamw_sweep", "m1_adamw_5e-3", ["-x0.75", "-x0.55"], "dv"),
     _group("GPT, 1.4 M, AdamW", 20, "m1_adamw", "wiki_m1_adamw", ["m1_adamw_sweep/m1_adamw_5e-3"], "v"),
     _group("GPT, 3.1 M, Muon", 20, "m3", "wiki_m3", ["-x0.75", "m3_sweep/m3_sweep_2.5e-3"], "dhv"),
+    _group("GPT, 9.7 M, Muon", 20, "one_gpu/NVIDIA-H200/E1", "m10", ["-x0.75", "-x0.55"], "dv"),
     _group("ViT, 1.1 M, Muon", 6, "vit_long", "cifar10_vit_long", ["-x0.75", "-x0.55"], "dhv"),
     _group("ModernBERT, 1.1 M, Muon", 20, "encoder_long", "encoder_long", ["-x0.75"], "dv"),
 )  # fmt: skip

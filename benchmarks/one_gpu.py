@@ -4,7 +4,6 @@
     python -m benchmarks.one_gpu --prepare build/gpu   # the corpus, and the packages that a GPU lacks
     python -m benchmarks.one_gpu --minutes 9           # on the GPU: the next experiments without results
     python -m benchmarks.one_gpu --rehearse            # all of it at tiny sizes, on any device
-    python -m benchmarks.one_gpu --forecast            # the forecasts, before the experiments
 
 The experiments E1 to E7 are in ``benchmarks/gpu_plan.py``, the most valuable first. The command
 continues where it stopped: results in ``benchmarks/results/one_gpu`` are not measured again. It times
@@ -27,7 +26,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -337,24 +336,6 @@ def planned(store: Store) -> str:
     return align_columns(head, rows, right=(2, 3, 4))
 
 
-def write_forecasts() -> None:
-    """Write the forecasts, unless one of their experiments has results."""
-    begun = [
-        f
-        for name, *_ in gpu_plan.FORECAST
-        for f in Store(gpu_plan.RESULTS, gpu_plan.RESULTS).folders(name)
-    ]
-    if begun:
-        raise UserError(
-            f"{begun[0]} has results, so this would not be a forecast any more; git log shows the earlier ones in "
-            f"{gpu_plan.FORECASTS}"
-        )
-    gpu_plan.FORECASTS.parent.mkdir(parents=True, exist_ok=True)
-    found = [asdict(f) for f in gpu_plan.forecasts()]
-    gpu_plan.FORECASTS.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{len(found)} forecasts are in {gpu_plan.FORECASTS}")
-
-
 def _arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -369,7 +350,6 @@ def _arguments() -> argparse.Namespace:
         "--prepare", type=Path, metavar="DIR", help="write the corpus and the packages to DIR"
     )
     p.add_argument("--collect", type=Path, metavar="TAR", help="add an archive to the repository")
-    p.add_argument("--forecast", action="store_true", help="write the forecasts of the savings")
     return p.parse_args()
 
 
@@ -379,8 +359,6 @@ def main() -> None:
         prepare(a.prepare)
     elif a.collect:
         collect(a.collect, gpu_plan.RESULTS)
-    elif a.forecast:
-        write_forecasts()
     elif a.rehearse:
         # Compilation takes most of the time, so XLA does not optimise programs that run once.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

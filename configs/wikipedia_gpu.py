@@ -2,8 +2,9 @@
 
     python -m benchmarks.one_gpu --minutes 9    # trains the next of these experiments that has no result
 
-Expected result (`docs/results/gpu.md`): not measured yet. The page has the forecast of each saving,
-which was written before the runs.
+Expected result (`docs/results/gpu.md`): with seed 0 on an H200, `m10` ends at 0.9963 in 113 seconds,
+and `m10_deepen` at 1.0057 in 93 seconds, which saves 12.7 % of the FLOPs. `m10_vcycle` saves nothing. The
+other rows are not measured yet.
 
 The corpus is English Wikipedia of 2013, long articles: 168 MB of text for training, and 1.2 MB for
 validation. 20 bytes per parameter are 1.2 epochs at 10 million parameters, and 2.6 at 20 million.

@@ -462,7 +462,7 @@ def saved_by_size() -> plt.Figure:
         ax.plot([], [], marker, color=GREY, label=name)
     ax.axhline(0, color="black", linewidth=0.8)
     ax.set_xscale("log")
-    ax.set_xlim(1.6e4, 6e6)
+    ax.set_xlim(1.6e4, 2e7)
     ax.set_ylim(-16, 40)
     ax.set_xlabel("parameters")
     ax.set_ylabel("FLOPs saved at an equal loss, %")

@@ -110,6 +110,9 @@ def objections() -> Iterator[str]:
     runs = [logged(*name)[0][0] for name in (("m1_64", "wiki_m1_64"), ("m1_low", "m1_low"))]
     yield "With batches of {} instead of {} and equal".format(*(r.config["batch"] for r in runs))
     yield f"first saved {larger.mean} instead of {tuned.each[0]} % ([1.4 M, one seed]"
+    ten = [saved(method, 9_674_240, 20.0)[0] for method in ("deepen", "vcycle")]
+    yield f"At [{ten[0].parameters / 1e6:.1f} M]"
+    yield "it saved {} %, but the V-cycle {} % (one seed)".format(*(e.mean for e in ten))
     longer = saved("halves", 94_416, 48.8)[0]
     yield f"At 49 tokens per parameter, halves saved {longer.saved} ([94 K"
     rows = [e for e in forecast_rows() if e.optimizer == "Muon" and e.tokens_per_parameter < 21]
@@ -139,6 +142,11 @@ def seconds() -> Iterator[str]:
     yield f"takes {deepen:.2f} times as long as the full model"
     yield f"with half of each MLP {halves:.2f} times, up to {most} on an H200"
     yield f"({counts[0]} and {counts[1]} comparisons in the logs"
+    names = ("m10", "m10_deepen", "m10-x0.75", "m10-x0.55")
+    full, deepen, *shorter = logged("one_gpu/NVIDIA-H200/E1", *names)
+    (_, row, *_) = Comparison([full, deepen], shorter).rows()
+    time, cost = (100 * row[f"saved_frontier{unit}"][0] for unit in ("_seconds", ""))
+    yield f"saved {time:.1f} % of the training time and {cost:.1f} % of the FLOPs (one seed)"
     names = [f"wiki_m3{name}" for name in ("", "_deepen", "_halves", "_vcycle")]
     base, *grown = (runs[0].result for runs in logged("m3", *names))
     more = max(run["compile_seconds"] for run in grown) - base["compile_seconds"]
@@ -201,7 +209,7 @@ def calibration_of_seconds() -> Iterator[str]:
 def on_h200(row: Evidence) -> bool:
     """Return whether the runs of a row have the times of an H200."""
     adamw = (row.parameters, row.optimizer, row.tokens_per_parameter)
-    return row.parameters == 3_054_816 or adamw == (1_372_992, "AdamW", 20.0)
+    return row.parameters >= 3_054_816 or adamw == (1_372_992, "AdamW", 20.0)
 
 
 def pilots() -> Iterator[str]:

@@ -33,16 +33,10 @@ class Fit:
     centre: dict[str, float]  # mean of x for every axis, also for those without a slope
     covariance: np.ndarray  # covariance of (mean, *slopes)
     freedom: int  # degrees of freedom
-    variance: float  # variance of one seed around the line
 
-    def half_width(self, weights: np.ndarray, noise: float = 0.0) -> float:
-        """Half of the 95 % interval of a weighted sum of the mean and the slopes.
-
-        Args:
-          weights: the weights.
-          noise: a variance that is added, such as that of a new measurement.
-        """
-        variance = weights @ self.covariance @ weights + noise
+    def half_width(self, weights: np.ndarray) -> float:
+        """Half of the 95 % interval of a weighted sum of the mean and the slopes."""
+        variance = weights @ self.covariance @ weights
         return float(t.ppf(0.975, self.freedom) * math.sqrt(variance))
 
     def slope(self, axis: str) -> tuple[float, float]:
@@ -50,20 +44,12 @@ class Fit:
         weights = np.array([0.0, *(float(name == axis) for name in self.slopes)])
         return self.slopes[axis], self.half_width(weights)
 
-    def expected(self, at: tuple[float, float], seeds: int | None = None) -> tuple[float, float]:
-        """The expected saving at a size and budget, and half of its 95 % interval.
-
-        Args:
-          at: parameters, tokens per parameter.
-          seeds: the interval is that of the mean of a new measurement with this number of seeds;
-            None: that of the fitted line.
-        """
+    def expected(self, at: tuple[float, float]) -> tuple[float, float]:
+        """The saving of the line at ``(parameters, tokens per parameter)``, and half of its 95 % interval."""
         x = dict(zip(AXES, np.log2(at), strict=True))
         off = np.array([x[axis] - self.centre[axis] for axis in self.slopes])
-        noise = 0.0 if seeds is None else self.variance / seeds
-        return float(self.mean + off @ [*self.slopes.values()]), self.half_width(
-            np.array([1.0, *off]), noise
-        )
+        expected = float(self.mean + off @ [*self.slopes.values()])
+        return expected, self.half_width(np.array([1.0, *off]))
 
 
 def fit_savings(points: list[Measured]) -> Fit:
@@ -107,5 +93,4 @@ def fit_savings(points: list[Measured]) -> Fit:
         dict(zip(AXES, centre.tolist(), strict=True)),
         variance * np.linalg.inv(design.T @ design),
         freedom,
-        float(variance),
     )
