@@ -1,7 +1,7 @@
 """The training step of GPT-2 124M in PyTorch, as a comparison for `benchmarks.one_gpu`.
 
-The step is written as PyTorch's users write it: `torch.compile`, scaled dot-product attention,
-bfloat16 by autocast over float32 weights, gradient clipping, and the fused AdamW with weight decay
+The step is written as PyTorch's users write it: `torch.compile` of the model with its loss, scaled dot-product
+attention, bfloat16 by autocast over float32 weights, gradient clipping, and the fused AdamW with weight decay
 for matrices. The model has no dropout, and it has as many parameters as our GPT-2.
 """
 
@@ -81,10 +81,7 @@ def _step(model: Any, compiled: Any, size: dict[str, int], batch: int, device: s
 
     def step() -> Any:
         with torch.autocast(device, torch.bfloat16):
-            logits = compiled(tokens[:, :-1])
-        loss = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), tokens[:, 1:].flatten()
-        )
+            loss = compiled(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
@@ -95,7 +92,7 @@ def _step(model: Any, compiled: Any, size: dict[str, int], batch: int, device: s
 
 
 def gpt2(size: dict[str, int]) -> Any:
-    """A GPT-2 with tied embeddings, as a `torch.nn.Module`."""
+    """A GPT-2 with tied embeddings and its loss, as a `torch.nn.Module`."""
     import torch  # pyright: ignore[reportMissingImports]
     from torch import nn  # pyright: ignore[reportMissingImports]
 
@@ -128,11 +125,12 @@ def gpt2(size: dict[str, int]) -> Any:
                 if p.ndim > 1:
                     nn.init.normal_(p, std=0.02)
 
-        def forward(self, ids_BT: Any) -> Any:
+        def forward(self, ids_BT: Any, targets_BT: Any) -> Any:
             at = torch.arange(ids_BT.shape[1], device=ids_BT.device)
             x_BTD = self.tokens(ids_BT) + self.positions(at)
             for layer in self.layers:
                 x_BTD = layer(x_BTD)
-            return self.norm(x_BTD) @ self.tokens.weight.T
+            logits = self.norm(x_BTD) @ self.tokens.weight.T
+            return nn.functional.cross_entropy(logits.float().flatten(0, 1), targets_BT.flatten())
 
     return Model().train()
