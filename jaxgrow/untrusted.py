@@ -148,11 +148,15 @@ def checked_tree(folder: Path, home: Path) -> int:
       The size of all files in bytes. A file that several links lead to counts once.
 
     Raises:
-      UntrustedError: the folder is a link that leads out of ``home``, or contains one, a circle of
-        links, a device or a FIFO.
+      UntrustedError: the folder is a link that leads out of ``home``, or contains one, a link to a
+        folder (whose files would not be checked), a circle of links, a device or a FIFO.
     """
     root = home.resolve()
-    _check_link(folder, root)
+    if not os.path.lexists(folder):
+        raise UntrustedError(f"{folder} is missing")
+    real = _inside(folder, root)
+    if not real.is_file() and not real.is_dir():
+        raise UntrustedError(f"{folder} is not a regular file")
     entries = 0
     about = folder.stat()
     sizes = {(about.st_dev, about.st_ino): about.st_size}
@@ -162,21 +166,15 @@ def checked_tree(folder: Path, home: Path) -> int:
         for name in [*folders, *files]:
             path = os.path.join(where, name)
             about = os.lstat(path)
-            if stat.S_ISLNK(about.st_mode):
-                _check_link(Path(path), root)
-            elif not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
-                raise UntrustedError(f"{path} is not a regular file")
+            if stat.S_ISLNK(about.st_mode) and _inside(Path(path), root).is_dir():
+                raise UntrustedError(
+                    f"{path} is a link to a folder. Replace the link by the folder"
+                )
             about = os.stat(path)
+            if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+                raise UntrustedError(f"{path} is not a regular file")
             sizes[about.st_dev, about.st_ino] = about.st_size
     return sum(sizes.values())
-
-
-def _check_link(path: Path, root: Path) -> None:
-    if not os.path.lexists(path):
-        raise UntrustedError(f"{path} is missing")
-    real = _inside(path, root)
-    if not real.is_file() and not real.is_dir():
-        raise UntrustedError(f"{path} is not a regular file")
 
 
 def _inside(path: Path, home: Path, strict: bool = True) -> Path:

@@ -65,6 +65,23 @@ def test_links_to_one_file_do_not_make_a_folder_large(tmp_path):
     assert checked_tree(tmp_path, tmp_path) < size + 5000
 
 
+@pytest.mark.parametrize("target", ["other", "../other"])
+def test_a_link_to_a_folder_hides_no_link_out_of_the_checkpoint(tmp_path, target):
+    """`checked_tree` does not follow it, but the library that opens the folder would."""
+    step = tmp_path / "home" / "step"
+    for folder in (step, step.parent / "other", step / "other"):
+        folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret")
+    (step.parent / "other" / "chunk").symlink_to(tmp_path / "secret")
+    checked_tree(step, step.parent)
+    (step / "array").symlink_to(target)
+    with pytest.raises(UntrustedError, match="link to a folder"):
+        checked_tree(step, step.parent)
+    (step / "array").unlink()
+    (step / "other").rename(step / "array")
+    checked_tree(step, step.parent)
+
+
 # --- missing and declared data ---
 
 
