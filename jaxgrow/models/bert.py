@@ -5,8 +5,8 @@ F mlp, V vocab, C classes, P rows of the position embedding, Y token types, L la
 """
 
 import dataclasses
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxgrow.axes.names import BELOW, READ, Tree
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.attention import segment_positions
 from jaxgrow.models.bottleneck import add_adapter
-from jaxgrow.models.config import Cost
+from jaxgrow.models.config import Cost, Head
 from jaxgrow.models.encoder import Encoder, EncoderConfig, mask_of
 from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT, Call, Stack
@@ -79,6 +79,9 @@ class BERTConfig(EncoderConfig):
     @property
     def module(self) -> nn.Module:
         return BERT(self)
+
+    def with_head(self, head: Head, classes: int = 2) -> Self:
+        return replace(super().with_head(head, classes), pooler=self.pooler and head == "states")
 
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position.

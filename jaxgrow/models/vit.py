@@ -9,15 +9,15 @@ K head_dim, F mlp, P pixels on a side of a patch, C channels, L layers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from jaxgrow.axes.names import BELOW, READ, named_init
+from jaxgrow.axes.names import BELOW, READ, Tree, named_init
 from jaxgrow.layerdrop.execution import rescaled
 from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost, Head
@@ -116,6 +116,9 @@ class ViTConfig(PatchConfig):
     @property
     def length(self) -> int:
         return self.positions + self.registers
+
+    def for_task(self, head: Head, classes: int, inputs: Tree) -> Self:
+        return replace(super().for_task(head, classes, inputs), head=head, pooler="none")
 
     def cost(self, length: int) -> Cost:
         """Return the FLOPs per position.

@@ -75,6 +75,31 @@ def examples_of(home):
 # --- learning ---
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"tied": True}),
+        ("gpt2", {"tied": False}),
+        ("bert", {"masked": 0.3}),
+        ("bert", {"head": "states", "pooler": True}),
+    ],
+)
+def test_a_model_may_have_settings_that_the_new_head_does_not_use(home, family, settings):
+    folder = checkpoint(home / "-".join((family, *settings)), replace(FAMILIES[family], **settings))
+    model = tuning(home / "cola").of(folder, 1e-2, 0).model
+    assert model.head == "classes" and not getattr(model, "pooler", False)
+
+
+def test_a_vit_without_a_head_learns_classes(tmp_path):
+    tower = replace(VIT, head="states", pooler="tanh", classes=1000)
+    orbax.export_model(tmp_path / "vit", tower, runs.fresh(tower))
+    digits = FineTuning("digits", Images("digits"), 1, 128, (1e-2,), optim=OPTIM)
+    tune_model(digits, tmp_path / "vit", tmp_path)
+    config, params = load(tmp_path / "digits-vit-lr0.01-seed0")
+    assert (config.head, config.pooler) == ("classes", "none")
+    assert params["head"]["kernel"].shape == (8, 10) and "pooler" not in params
+
+
 def test_a_task_is_learned_and_judged_by_its_own_metric(learned):
     _, scores = learned
     assert scores.keys() == {"dev"} and scores["dev"].keys() == {"matthews"}

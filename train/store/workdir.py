@@ -54,7 +54,7 @@ from train.state.model import TrainState, split_head
 from train.store import checkpoint, intact
 
 # Settings of a model's config that may differ for another task.
-_OF_HEADS = ("head", "classes", "tied", "masked", "image", "window", "trained_windows")
+_OF_HEADS = ("head", "pooler", "classes", "tied", "masked", "image", "window", "trained_windows")
 COMPUTED_AGAIN = "delete it, and the command that wrote it computes it again"
 # The keys of the config that every run has.
 _OWN = ("name", "model", "data")

@@ -144,7 +144,8 @@ class FineTuning:
                 checkpoint_every=max(1, round(each)),
             )
             check_experiment(experiment)
-            UNUSED["settings"](experiment, experiment.plan, {"optim.decay"})
+            # Only its own settings: the model has those of the checkpoint, such as a tied head.
+            UNUSED["settings"](self, experiment.plan, {"optim.decay"})
         return experiment
 
     @property
