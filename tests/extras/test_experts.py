@@ -155,6 +155,20 @@ def test_no_token_is_lost_if_all_choose_the_same_experts():
     np.testing.assert_allclose(jax.jit(module().apply)({"params": w}, x), y, rtol=0, atol=1e-10)
 
 
+def test_a_lora_of_an_mlp_becomes_that_of_its_expert():
+    c = LlamaConfig(layers=2, embed=4, heads=1, kv_heads=1, head_dim=4, mlp=8, vocab=5, context=8)
+    params = c.init(jax.random.key(0))
+    for kernel in params["blocks"]["mlp"].values():
+        layers, inputs, outputs = kernel["kernel"].shape
+        kernel |= {"a": jnp.ones((layers, inputs, 2)), "b": jnp.ones((layers, 2, outputs))}
+    one, mixture = as_mixture(c, params)
+    assert set(mixture["blocks"]["mlp"]["down"]) == {"kernel", "a", "b"}
+    tokens = jnp.arange(5)[None]
+    expected = c.module.apply({"params": params}, tokens)
+    found = one.module.apply({"params": mixture}, tokens)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
 def test_one_expert_is_the_dense_model(dense):
     c, params, expected = dense
     one, mixture = as_mixture(c, params)

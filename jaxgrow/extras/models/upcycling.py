@@ -43,7 +43,8 @@ def as_mixture(config: C, params: Params) -> tuple[C, Params]:
     """
     one = config.as_mixture()
     mlp = {
-        name: {"kernel": leaf["kernel"][:, None]} for name, leaf in params["blocks"]["mlp"].items()
+        name: {of: x[:, None] for of, x in leaf.items()}  # the kernel, and a LoRA beside it
+        for name, leaf in params["blocks"]["mlp"].items()
     }
     dtype = mlp["up"]["kernel"].dtype
     router = {"kernel": np.zeros((config.layers, config.embed, 1), dtype)}
