@@ -478,9 +478,9 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path, size):
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
     code += "import sys; from jaxgrow.cli.program import main; sys.exit(main(sys.argv[1:]))"
     command = ["grow", "a", "b", *DEEP, "--to", "orbax"]
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True
-    )
+    # Without -B, Python would write sources that it compiles only up to the limit, for all later runs.
+    python = [sys.executable, "-B", "-c", code]
+    ran = subprocess.run([*python, *command], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 1 and ran.stderr.startswith("error: "), ran.stderr
     assert ran.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
