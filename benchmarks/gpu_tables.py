@@ -79,18 +79,24 @@ def saved(row: dict[str, Any], name: str) -> str:
         return ""
     (value,), (below,) = row[name], row["below_frontier"]
     # the added 0.0 makes 0.0 of -0.0
-    text = "" if value is None else f"{round(100 * value, 1) + 0.0:.1f} %"
-    return "above the frontier" if value is None else "> " * below + text
+    if value is None:
+        return "above the frontier"
+    return "> " * below + f"{round(100 * value, 1) + 0.0:.1f} %"
 
 
 def saved_seconds(run: Run, scratch: Sequence[Run]) -> float | None:
     """The saving of seconds with compilation; ``scratch[0]`` is the full run.
 
     A shorter run also counts the compilation of the full run that it continues, so every run from
-    scratch gets the compilation of the full one.
+    scratch gets the compilation of the full one. A run below the frontier is compared with the full run.
     """
     equal = frontier_budget(scratch, run.loss, "run_seconds")
-    return equal and 1 - run.cost("seconds") / (equal + scratch[0].result["compile_seconds"])
+    if equal is None:
+        return None
+    once = scratch[0].result["compile_seconds"]
+    compiling = once if run in scratch else run.result["compile_seconds"]
+    equal = min(equal, scratch[0].cost("run_seconds"))
+    return 1 - (run.cost("run_seconds") + compiling) / (equal + once)
 
 
 def about(run: Run) -> dict[str, Any]:

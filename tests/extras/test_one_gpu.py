@@ -44,6 +44,9 @@ def test_the_sentences_of_the_page_come_from_the_files():
     full, deepen, vcycle, *shorter = (logged_runs("one_gpu/NVIDIA-H200/E1", n)[0] for n in names)
     scratch = [full, *shorter]
     late, later = (100 * gpu_tables.saved_seconds(run, scratch) for run in (deepen, vcycle))
+    # The control: a run from scratch saves nothing against itself.
+    assert [gpu_tables.saved_seconds(run, scratch) for run in scratch] == pytest.approx([0, 0, 0])
+    assert gpu_tables.saved_seconds(deepen, scratch[1:]) < 1
     assert f"it saves {late:.1f} % with compilation" in page
     assert f"({late:.1f} % with compilation)" in page and f"{-later:.1f} % with compilation" in page
     assert f"{deepen.loss - full.loss:.3f} above the full run" in page
