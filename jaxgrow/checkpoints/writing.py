@@ -323,6 +323,11 @@ def _planned_content(
         for tensor in storage.planned_tensors(source, family):
             stored[tensor.dtype.name] += tensor.size
     else:
+        if output.shard != SHARD:
+            raise CheckpointError(
+                "an Orbax folder has no weight files whose size can be limited: omit --shard-size (in "
+                "Python: shard), or choose the format hf"
+            )
         for leaf in source.leaves.values():
             stored[leaf.dtype.name] += leaf.size
     if hf_config is not None and root is not None:
