@@ -55,15 +55,17 @@ def system_reason(error: OSError) -> str:
 
 
 @contextmanager
-def errors_with_options() -> Iterator[None]:
+def errors_with_options(sizes: bool = True) -> Iterator[None]:
     """Raise a `CheckpointError` for each ValueError of the library.
 
-    The sizes that a `SizeError` proposes are written as options: ``--heads 8``, not ``heads=8``.
+    Args:
+      sizes: whether the command has options for new sizes. The sizes that a `SizeError` proposes
+        are then written as options: ``--heads 8``, not ``heads=8``.
     """
     try:
         yield
     except ValueError as error:
-        found = CheckpointError(with_options(error))
+        found = CheckpointError(with_options(error) if sizes else str(error))
         for note in getattr(error, "__notes__", []):  # the state of DST
             found.add_note(note)
         raise found from error

@@ -75,7 +75,8 @@ def transform_model(
     arguments = arguments | {name: x for name, x in given.items() if x is not None}
     output = output_of(a)
     record = full_record(a, arguments, growth)
-    with errors_with_options():
+    # The options of coalesce and decoalesce are groups, not sizes.
+    with errors_with_options("tied" not in a):
         written = checkpoints.transform(
             root,
             output,
@@ -99,7 +100,7 @@ def write_model(
 ) -> None:
     """Write a model to DST and print a summary; the arguments are as for `transform_model`."""
     record = full_record(a, arguments)
-    with errors_with_options():
+    with errors_with_options(sizes=False):
         written = checkpoints.write(model, output_of(a), record)
     report_written(a, written, record, notes)
 

@@ -170,6 +170,12 @@ def test_convert_there_and_back(tmp_path, folder):
     assert one == two
 
 
+def test_what_hugging_face_does_not_store_has_no_options_in_convert(tmp_path, folder, capsys):
+    run("grow", folder, tmp_path / "a", "--method hypercloning --embed 24 --to orbax")
+    error = refused(capsys, "convert", tmp_path / "a", tmp_path / "b", "--to hf")
+    assert "embed=12 or heads=8 fits, or --to orbax writes any model" in error
+
+
 def test_a_run_is_a_source(tmp_path, small_run, capsys):
     from train.extras.run_params import load_params
 
@@ -213,6 +219,9 @@ WRONG = [
     ("grow --method upcycle --experts 1", 2, "--active 2 (the default): each token is routed to"),
     ("grow --method upcycle --experts 4 --optimizer copy", 2, "upcycle, which does not grow an optimizer"),
     ("grow --method stack --layers 8 --optimizer-state o.pt", 2, "dropped without --optimizer copy, exact"),
+    # The options of coalesce are groups, not sizes.
+    ("coalesce --embed far", 1, "(it would be 1.5); embed=12 or heads=2 fits"),
+    ("grow --method stack --layers 8 --to orbax --shard-size 1GB", 1, "no weight files whose size can be"),
     ("grow --method stack --layers 8 --head-dim 3", 2, "only checkpoints of other trainers need it"),
 ]  # fmt: skip
 

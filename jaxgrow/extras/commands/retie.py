@@ -39,7 +39,7 @@ def retie_head(a: argparse.Namespace) -> None:
     }
     made = Reconfigured(source, {path: lambda x=x: x for path, x in new.items()}, tied=tie)
     record = full_record(a, {"method": a.method})
-    with errors_with_options():
+    with errors_with_options(sizes=False):
         written = write(made, output_of(a), record)
     notes = [f"{path} changed by {x:.1%} of its norm" for path, x in changes.items() if tie]
     report_written(a, written, record, notes, keeps=not tie)
