@@ -28,8 +28,10 @@ except ImportError:  # as on Windows
 ROUNDING: Registry[Callable[[Checkpoint, Source, Growth, Output, bool], list[str]]] = Registry(
     "rounding"
 )
-# "lora" writes a grown LoRA without its model.
-ADAPTERS: Registry[Callable[[argparse.Namespace, Checkpoint, Growth], None]] = Registry("adapter")
+# "lora" writes a grown LoRA without its model. It takes further entries of the JSON output, with notes.
+ADAPTERS: Registry[Callable[[argparse.Namespace, Checkpoint, Growth, Json], None]] = Registry(
+    "adapter"
+)
 
 
 def output_of(a: argparse.Namespace, dry_run: bool = False) -> Output:
@@ -60,7 +62,7 @@ def transform_model(
       **facts: further entries of the JSON output.
     """
     if a.lora_only:
-        return ADAPTERS["lora"](a, root, growth)
+        return ADAPTERS["lora"](a, root, growth, {"arguments": arguments, **facts, "notes": notes})
     paper = arguments.get("tied") == "paper"
     method = arguments.get("method", "")
     noise = arguments.get("noise")

@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
+import checkpoints as gpt2
 import chex
 import jax
 import numpy as np
@@ -419,6 +420,28 @@ def test_the_command_takes_away_what_adds_nothing(folder, tmp_path, capsys):
     log_p = logits - np.log(np.exp(np.float64(logits)).sum(-1, keepdims=True))
     loss = -np.mean([[log_p[i, j, text(folder)[i, j + 1]] for j in range(31)] for i in range(8)])
     assert whole["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_result_of_a_lora_without_its_model_tells_as_much(tmp_path, capsys):
+    nine = replace(gpt2.CONFIG, embed=27, heads=9, mlp=18)
+    model = gpt2.saved(tmp_path / "model", nine)
+    lora = gpt2.lora_folder(tmp_path / "lora", nine)
+    np.save(tmp_path / "ids.npy", np.arange(200) % 11)
+
+    def told(line):
+        found = []
+        for more in ("", "--lora-only"):
+            run(f"{line} --lora {lora} --dry-run --json {more}")
+            found.append(json.loads(capsys.readouterr().out))
+        assert found[1]["arguments"].items() <= found[0]["arguments"].items()
+        return found
+
+    about, alone = told(f"prune {model} {tmp_path}/b --layers 2 --data {tmp_path}/ids.npy")
+    assert alone["report"] == about["report"] and alone["arguments"]["removed"]
+    about, alone = told(f"coalesce {model} {tmp_path}/b --heads far")
+    assert any("merged groups of 3" in note for note in alone["notes"])
+    run(f"coalesce {model} {tmp_path}/b --heads far --lora {lora} --lora-only")
+    assert "note: 9 heads cannot be grouped in pairs" in capsys.readouterr().out
 
 
 def text(folder):

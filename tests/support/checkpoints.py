@@ -29,12 +29,12 @@ def saved(
     return folder
 
 
-def lora_folder(folder: Path) -> Path:
-    """Save a LoRA of ones for `CONFIG` in PEFT's format."""
+def lora_folder(folder: Path, config: GPT2Config = CONFIG) -> Path:
+    """Save a LoRA of ones in PEFT's format."""
     how = lora.LoRA(2, 2.0, ("blocks/attention/query", "blocks/attention/value"))
-    factors = lora.init_lora(how, CONFIG.axes(), CONFIG.sizes(), jax.random.key(0))
+    factors = lora.init_lora(how, config.axes(), config.sizes(), jax.random.key(0))
     factors = jax.tree.map(lambda x: np.ones(x.shape, np.float32), factors)
-    hf_peft.write_peft(folder, hf_peft.PeftAdapter(CONFIG, how, factors))
+    hf_peft.write_peft(folder, hf_peft.PeftAdapter(config, how, factors))
     return folder
 
 

@@ -10,11 +10,19 @@ from jaxgrow.checkpoints.writing import COMPANIONS
 from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.writing import ADAPTERS, output_of, print_json, print_notes, sizes_as_text
 from jaxgrow.growth.maps import Growth
+from jaxgrow.typed import Json
 from jaxgrow.untrusted import print_text
 
 
-def write_lora_alone(a: argparse.Namespace, root: Checkpoint, growth: Growth) -> None:
-    """Write a grown LoRA without its model, and print a summary."""
+def write_lora_alone(a: argparse.Namespace, root: Checkpoint, growth: Growth, facts: Json) -> None:
+    """Write a grown LoRA without its model, and print a summary.
+
+    Args:
+      a: the parsed arguments.
+      root: the model.
+      growth: the growth.
+      facts: further entries of the JSON output. Its notes are also printed as text.
+    """
     if a.lora is None:
         raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
     why = "--lora-only writes no model, to which this applies"
@@ -29,12 +37,14 @@ def write_lora_alone(a: argparse.Namespace, root: Checkpoint, growth: Growth) ->
         else:
             with atomic_folder(output.folder, folders, a.overwrite) as part:
                 lora.write(part, None, output)
+    about = {"dst": str(a.dst), "written": not a.dry_run, **facts, "sizes": sizes}
+    about["notes"] = [*facts["notes"], *lora.notes]
     if a.json:
-        about = {"dst": str(a.dst), "written": not a.dry_run, "sizes": sizes, "notes": lora.notes}
         return print_json(about)
-    nothing = "; nothing was written (--dry-run)" if a.dry_run else ""
-    print_text(f"{a.dst}: only the LoRA{nothing}\n{sizes_as_text(sizes)}")
-    print_notes(lora.notes)
+    print_text(
+        f"{a.dst}: only the LoRA{'; nothing was written (--dry-run)' * a.dry_run}\n{sizes_as_text(sizes)}"
+    )
+    print_notes(about["notes"])
 
 
 ADAPTERS.add("lora", write_lora_alone)
