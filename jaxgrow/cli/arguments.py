@@ -169,12 +169,24 @@ def _add_grow(commands: Commands) -> None:
 
 def add_trainer_format(p: argparse.ArgumentParser) -> None:
     """Add the options for checkpoints of other trainers."""
-    about = "the trainer that wrote the checkpoint (default: detected from its paths)"
-    p.add_argument("--format", choices=FORMATS, help=about)
-    about = "a JSON file with the axis names of a checkpoint of another trainer"
-    p.add_argument("--names", type=Path, metavar="FILE", help=about)
-    about = "the size of a head, for checkpoints of other trainers that do not store it"
-    p.add_argument("--head-dim", type=int, metavar="N", help=about)
+    names = p.add_mutually_exclusive_group()
+    names.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="the trainer that wrote the checkpoint (default: detected from its paths)",
+    )
+    names.add_argument(
+        "--names",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file with the axis names of a checkpoint of another trainer",
+    )
+    p.add_argument(
+        "--head-dim",
+        type=int,
+        metavar="N",
+        help="the size of a head, for checkpoints of other trainers that do not store it",
+    )
 
 
 class _ChosenLayers(argparse.Action):

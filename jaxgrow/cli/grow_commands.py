@@ -38,7 +38,6 @@ def run_grow(a: argparse.Namespace) -> None:
     if (other := format_of(a.src, a)) is not None:
         return other.grow(a)
     refuse_lost_state(a)
-    refuse_options(a, "only checkpoints of other trainers need it", "head_dim")
     source = open_checkpoint(a.src)
     growth, arguments = growth_of(a, source)
     if a.noise is not None:

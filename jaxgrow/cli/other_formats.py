@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Protocol
 
+from jaxgrow.cli.errors import refuse_options
 from jaxgrow.registry import Registry
 
 
@@ -29,4 +30,7 @@ CHECKPOINT_FORMATS: Registry[CheckpointFormat] = Registry("checkpoint format")
 
 def format_of(folder: Path, a: argparse.Namespace) -> CheckpointFormat | None:
     """Find the format of a checkpoint; None if it is one that this library writes."""
-    return next((f for f in CHECKPOINT_FORMATS.values() if f.accepts(folder, a)), None)
+    found = next((f for f in CHECKPOINT_FORMATS.values() if f.accepts(folder, a)), None)
+    if found is None:
+        refuse_options(a, "only checkpoints of other trainers need it", "head_dim")
+    return found

@@ -42,6 +42,7 @@ def test_help_and_usage_errors_import_neither_jax_nor_extras(arguments, status):
     ("grow a b --method hyperclone", "'hyperclone' does not exist; did you mean hypercloning"),
     ("grow a b --method zzz", "'zzz' does not exist; choose from aki, average, "),
     ("grow a b", "one of the arguments --method --layers-from --vocab --like-tokens is required"),
+    ("inspect a --format maxtext --names b.json", "--names: not allowed with argument --format"),
     ("grow a b --method stack --layers 4 --overwite", "--overwite; did you mean --overwrite"),
 ])  # fmt: skip
 def test_a_usage_error_is_one_line_with_the_nearest_name(arguments, said, capsys):
