@@ -57,6 +57,8 @@ def test_a_factor_makes_targets(folder, capsys):
     assert targets == [{"layers": 8}, {"layers": 8, "mlp": 40}, wide]
     sizes = {"layers": 4, "embed": 12, "heads": 3, "mlp": 20}
     assert suggest.larger_targets(sizes, Fraction(5, 4))[0] == {"layers": 5}
+    # A size that stays after rounding is not a step: only the MLPs grow.
+    assert suggest.larger_targets(sizes, Fraction(11, 10)) == [{"mlp": 22}]
 
 
 def test_measured_methods_come_first_and_costlier_ones_last(folder, capsys):
@@ -75,6 +77,13 @@ def test_what_the_files_say_is_answered(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "Norms: after each sublayer" in out and "every method changes the function here" in out
     assert "Experts: none; experts can only be made from a dense decoder of the Llama" in out
+
+
+def test_sizes_that_the_architecture_does_not_store_are_refused(folder, capsys):
+    """The commands of a suggestion end with an error only if the folder is changed before."""
+    [target] = said(capsys, folder, "--embed", 24)["targets"]
+    assert target["ways"] == [] and "--heads 8 fits" in target["refused"]["hypercloning"]
+    assert said(capsys, folder, "--embed", 24, "--heads", 8)["targets"][0]["ways"]
 
 
 @pytest.mark.parametrize(

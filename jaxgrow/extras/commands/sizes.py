@@ -1,6 +1,6 @@
 """Which sizes give a model a number of parameters? ``prune --params`` and ``suggest --to-params``."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -84,9 +84,18 @@ def _nearest_sizes(
             rank = np.where(tried.get(embed, old[embed]) % tried[axis] == 0, rank, np.inf)
     best = np.unravel_index(rank.argmin(), rank.shape)
     sizes = {axis: int(np.broadcast_to(x, rank.shape)[best]) for axis, x in tried.items()}
-    # An option has a size for each stage.
-    changed = {axis_kind(axis) for axis, n in sizes.items() if n != old[axis]}
-    return int(count[best]), {axis: n for axis, n in sizes.items() if axis_kind(axis) in changed}
+    return int(count[best]), without_unchanged(sizes, old)
+
+
+def without_unchanged(target: Mapping[str, int], old: Mapping[str, int]) -> dict[str, int]:
+    """Leave out each kind of axes of which none changes. An option has a size for each stage.
+
+    Example:
+      >>> without_unchanged({"layers.0": 2, "layers.1": 4, "mlp": 8}, {"layers.0": 2, "layers.1": 2, "mlp": 8})
+      {'layers.0': 2, 'layers.1': 4}
+    """
+    changed = {axis_kind(axis) for axis, n in target.items() if n != old[axis]}
+    return {axis: n for axis, n in target.items() if axis_kind(axis) in changed}
 
 
 def _sizes_by(

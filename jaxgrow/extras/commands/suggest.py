@@ -13,12 +13,13 @@ from importlib.resources import files
 from jaxgrow import operators
 from jaxgrow.axes.names import axis_kind, is_layers
 from jaxgrow.checkpoints import CheckpointError, Grown, Source, open_checkpoint
+from jaxgrow.checkpoints.hf.storage import HuggingFace, family_for
 from jaxgrow.cli.errors import UsageError, with_options
 from jaxgrow.cli.new_sizes import given_sizes, target_sizes
 from jaxgrow.cli.options import axis_option
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.cli.writing import print_json, sizes_as_text
-from jaxgrow.extras.commands.sizes import sizes_near
+from jaxgrow.extras.commands.sizes import sizes_near, without_unchanged
 from jaxgrow.operators.targets import layer_axes, width_axes
 from jaxgrow.tables import align_columns
 from jaxgrow.typed import Json
@@ -129,7 +130,7 @@ def larger_targets(sizes: Mapping[str, int], times: Fraction) -> list[dict[str, 
     found = [{axis: round(sizes[axis] * times) for axis in axes} for axes in (deeper, deeper + mlp)]
     if all((sizes[axis] * times).denominator == 1 for axis in wide):
         found.append({axis: int(sizes[axis] * times) for axis in wide})
-    larger = [target for target in found if any(n > sizes[a] for a, n in target.items())]
+    larger = list(filter(None, (without_unchanged(target, sizes) for target in found)))
     return [target for i, target in enumerate(larger) if target not in larger[:i]]
 
 
@@ -202,6 +203,8 @@ def _try_methods(
         growth = operator(model.sizes(), target, **model.config.traits, seed=0)
         kept &= keeps_function(growth, model.config, name)
         model = Grown(model, growth)
+        if isinstance(source, HuggingFace):
+            family_for(model.config, source.hf_config)  # which may not store all sizes
     policies = tuple(operators.OPERATORS[name].policies[0] for name in names)
     grown = frozenset(axis_kind(axis) for target in parts for axis in target) - {"kv_heads"}
     measured = tuple(
