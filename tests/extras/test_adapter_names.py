@@ -87,3 +87,16 @@ def test_embeddings_without_values_are_named(tmp_path, capsys):
     deeper = ("--method", "stack", "--layers", 8, "--lora", tmp_path / "lora")
     error = refused(capsys, "grow", folder, tmp_path / "b", *deeper)
     assert f"these tensors have no values: {name}. " in error
+
+
+@pytest.mark.parametrize(("settings", "merged"), [
+    ({"peft_type": "LOHA"}, True),
+    ({"peft_type": "PREFIX_TUNING"}, False),
+    ({"alora_invocation_tokens": [1]}, False),
+])  # fmt: skip
+def test_a_merge_is_advised_only_if_peft_can_merge(tmp_path, settings, merged):
+    folder = published(tmp_path / "a", "LlamaForCausalLM")
+    with pytest.raises(CheckpointError) as error:
+        peft.read_peft(adapter(tmp_path / "lora", **settings), open_checkpoint(folder).config)
+    assert ("merge_and_unload" in str(error.value)) == merged
+    assert ("PEFT cannot merge it either" in str(error.value)) == (not merged)

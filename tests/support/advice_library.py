@@ -39,6 +39,12 @@ def _adapted(folder: Path) -> Path:
     return folder
 
 
+def _prefix(folder: Path) -> Path:
+    file = gpt2.lora_folder(folder) / "adapter_config.json"
+    file.write_text(file.read_text().replace("LORA", "PREFIX_TUNING"))
+    return folder
+
+
 def _orbax(folder: Path) -> Path:
     source = checkpoints.open_checkpoint(gpt2.saved(folder.with_name("source of orbax")))
     checkpoints.write(source, checkpoints.Output(folder, "orbax"))
@@ -130,6 +136,7 @@ MAKERS = {
     "states": _model(STATES),
     "reading": _model(FAMILIES["gpt2"], reads=True),
     "lora": gpt2.lora_folder,
+    "prefix": _prefix,
     "old": _model(FAMILIES["gpt2"]),
     "bare": _model(FAMILIES["gpt2"]),
     "adapted": _adapted,
@@ -218,6 +225,11 @@ MODELS = [
 COMMANDS = [
     cli("contains an adapter in addition", "grow {adapted} {new} --method stack --layers 8",
         lambda words, said: [*words, *parts(r"pass (--lora) (\S+)", said)]),
+    Case("that does not take a LoRA, merge it", lambda p: command(*p.words("grow {adapted} {new} --method untie")),
+        lambda p, said: command(*p.words("grow {gpt} {new} --method untie"))),  # as if it were merged
+    cli("no weight files whose size", "grow {gpt} {new} --method stack --layers 8 --to orbax --shard-size 1GB"),
+    cli("PEFT cannot merge it either", "grow {llama} {new} --method stack --layers 4 --lora {prefix}",
+        lambda words, said: words[:-2] if "grow the model alone" in said else words),
     cli("--to orbax writes any", "grow {gpt} {new} --method hypercloning --embed 24", "--to orbax"),
     cli("--overwrite replaces it", "convert {gpt} {old} --to orbax", "--overwrite"),
     cli("convert needs at least one", "convert {gpt} {new}", "--to orbax"),

@@ -33,6 +33,13 @@ _TASKS = {
     "QUESTION_ANS": ("spans", ("qa_outputs",)),
 }
 
+# PEFT cannot merge these kinds of adapters into their models, nor LoRAs with these settings.
+_NEVER_MERGED = {
+    *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE"),
+    *("ADAPTION_PROMPT", "POLY", "XLORA", "SHADOW"),
+    *("alora_invocation_tokens", "arrow_config"),
+}
+
 
 class PeftSettings:
     """The content of an ``adapter_config.json``.
@@ -64,10 +71,14 @@ class PeftSettings:
             wrong = ", ".join(
                 [f"peft_type {spelt(kind)}", *(f"{key} {spelt(self.about[key])}" for key in others)]
             )
-            raise CheckpointError(
-                f"{file} is not a LoRA that can be read here: {wrong}. Merge it into its model with PEFT "
-                "(merge_and_unload), and grow the merged model"
+            way_out = (
+                "Merge it into its model with PEFT (merge_and_unload), and grow the merged model"
             )
+            if _NEVER_MERGED & {str(kind), *others}:
+                way_out = (
+                    "PEFT cannot merge it either: grow the model alone, and train a new adapter"
+                )
+            raise CheckpointError(f"{file} is not a LoRA that can be read here: {wrong}. {way_out}")
         self.task = _TASKS.get(str(self.about.get("task_type")))
         self.saved_modules = (*self._names("modules_to_save"), *(self.task[1] if self.task else ()))
         self._rank = _positive_number(file, "r", self.about.get("r"), int)
