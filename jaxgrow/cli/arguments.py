@@ -97,6 +97,10 @@ _GROW = (
     ("--optimizer-state", Path, "PATH", OPTIMIZER_STATE),
 )
 _V_CYCLE = "jaxgrow.cli.v_cycle_commands"
+_BY_GROUPS = {
+    "coalesce": "make a model smaller by merging groups of heads, units and layers",
+    "decoalesce": "expand a coalesced model to its size before coalescing; give the same groups",
+}
 # The options for the groups of each axis, with their help.
 _GROUPS = {
     "heads": _HEADS,
@@ -125,8 +129,13 @@ def jaxgrow_parser(words: Sequence[str] | None = None) -> UsageParser:
     commands = Commands(found)
     _add_grow(commands)
     _add_v_cycle(commands)
-    about = "write a model in another format or dtype, or with another shard size"
-    commands.add("convert", about, "jaxgrow.cli.convert_command.run_convert", "SRC", writes=True)
+    commands.add(
+        "convert",
+        "write a model in another format or dtype, or with another shard size",
+        "jaxgrow.cli.convert_command.run_convert",
+        "SRC",
+        writes=True,
+    )
     found.set_defaults(commands=commands.by_name)
     for name in COMMANDS:
         if words is None or name in words:
@@ -137,27 +146,33 @@ def jaxgrow_parser(words: Sequence[str] | None = None) -> UsageParser:
 
 
 def _add_v_cycle(commands: Commands) -> None:
-    about = "make a model smaller by merging groups of heads, units and layers"
-    small = commands.add("coalesce", about, f"{_V_CYCLE}.run_coalesce", "SRC", writes=True)
-    about = "expand a coalesced model to its size before coalescing; give the same groups"
-    large = commands.add("decoalesce", about, f"{_V_CYCLE}.run_decoalesce", "SRC", writes=True)
-    for p in (small, large):
+    for name, about in _BY_GROUPS.items():
+        p = commands.add(name, about, f"{_V_CYCLE}.run_{name}", "SRC", writes=True)
         for axis, about in _GROUPS.items():
             p.add_argument(axis_option(axis), type=unit_groups, help=about)
         p.add_argument("--tied", choices=["norm", "paper"], default="norm", help=_TIED)
         add_lora(p)
-    about = "interpolate two models: (1 - alpha) BEFORE + alpha UP"
-    run = f"{_V_CYCLE}.run_interpolate"
-    p = commands.add("interpolate", about, run, "BEFORE", "UP", writes=True)
+    p = commands.add(
+        "interpolate",
+        "interpolate two models: (1 - alpha) BEFORE + alpha UP",
+        f"{_V_CYCLE}.run_interpolate",
+        *("BEFORE", "UP"),
+        writes=True,
+    )
     p.add_argument("--alpha", type=float, required=True, help="the weight of UP (0 to 1)")
     p.add_argument("--take-config", choices=["A", "B"], help=_TAKE_CONFIG)
 
 
 def _add_grow(commands: Commands) -> None:
-    about = "make a model larger with a published growth method"
     methods = known_methods()
-    run = "jaxgrow.cli.grow_commands.run_grow"
-    p = commands.add("grow", about, run, "SRC", epilog=methods_table(methods), writes=True)
+    p = commands.add(
+        "grow",
+        "make a model larger with a published growth method",
+        "jaxgrow.cli.grow_commands.run_grow",
+        "SRC",
+        epilog=methods_table(methods),
+        writes=True,
+    )
     add_method(p, methods, more=_TOKENS)
     add_sizes(p)
     for option, kind, metavar, about in _GROW:
@@ -212,9 +227,12 @@ def add_method(
       layers: the type of ``--layers-from``, which stands for the method passthrough.
       more: the options that are given instead of a method.
     """
-    about = "the growth method; the table below describes the methods"
     one = p.add_mutually_exclusive_group(required=True)
-    one.add_argument("--method", choices=sorted(methods), help=about)
+    one.add_argument(
+        "--method",
+        choices=sorted(methods),
+        help="the growth method; the table below describes the methods",
+    )
     one.add_argument(
         "--layers-from", action=_ChosenLayers, type=layers, metavar="LIST", help=_LAYERS_FROM
     )

@@ -111,8 +111,10 @@ def grow_from_models(a: argparse.Namespace) -> None:
         growth = operators.passthrough(joined.sizes(), {}, sources)
         grown = Grown(joined, growth)
     named = [f"{folder or a.src}:{layer}" for folder, layer in a.layers_from]
-    note = f"everything outside of the layers is that of {a.src}, such as embeddings, head and tokenizer"
-    write_model(a, grown, {"method": "passthrough", "sources": named}, [note])
+    notes = [
+        f"everything outside of the layers is that of {a.src}, such as embeddings, head and tokenizer"
+    ]
+    write_model(a, grown, {"method": "passthrough", "sources": named}, notes)
 
 
 GROWING.add("several models", grow_from_models)

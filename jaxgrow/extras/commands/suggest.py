@@ -215,9 +215,11 @@ def _try_methods(
 
 def model_properties(source: Source) -> str:
     """Describe the properties of a model that determine which methods fit, one per line."""
-    norms = "after each sublayer (post-norm): few methods preserve its function"
-    if source.config.pre_norm:
-        norms = "before each sublayer"
+    norms = (
+        "before each sublayer"
+        if source.config.pre_norm
+        else "after each sublayer (post-norm): few methods preserve its function"
+    )
     experts = source.sizes().get("experts")
     about = (
         f"{experts}, whose units grow like those of an MLP; `jaxgrow grow --method expert_copies` "
@@ -231,12 +233,13 @@ def model_properties(source: Source) -> str:
             source.config.as_mixture()
         except ValueError as error:
             about = f"none; {error}"
-    loop = "each layer runs once"
-    if source.config.loops:
-        loop += "; `jaxgrow grow --method loop --loop I-JxN` repeats the layers I to J"
-    head = "none, or separate from the embedding"
-    if source.config.ties:
-        head = "tied; `jaxgrow grow --method untie` separates it and preserves the function"
+    more = "; `jaxgrow grow --method loop --loop I-JxN` repeats the layers I to J"
+    loop = f"each layer runs once{more * source.config.loops}"
+    head = (
+        "tied; `jaxgrow grow --method untie` separates it and preserves the function"
+        if source.config.ties
+        else "none, or separate from the embedding"
+    )
     return f"Norms: {norms}\nLoops: {loop}\nHead: {head}\nExperts: {about}"
 
 
@@ -250,7 +253,6 @@ def suggestions_as_text(
         ]
         return "\n".join(["no method is applicable:", *reasons])
     parameters = ways[0].parameters
-    head = ("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED")
     rows = [
         (
             ", then ".join(way.methods),
@@ -267,7 +269,7 @@ def suggestions_as_text(
     ]
     lines = [
         f"{parameters:,} parameters, {parameters / source.parameters:.2f} times the present number",
-        align_columns(head, rows),
+        align_columns(("METHOD", "FUNCTION", "OPTIMIZER STATE", "MEASURED"), rows),
         *[f"measured in this project, {_SCALE}:", *notes] * bool(notes),
         "commands of the first row:",
         *(f"  {command}" for command in ways[0].commands(src, "DST")),
