@@ -28,6 +28,8 @@ KEPT = (
     "finetune/*/metrics.jsonl",
     "finetune/*/scores.json",
 )
+# A run or a fine-tuning that has ended has one of these files.
+ENDS = ("result.json", "scores.json")
 
 
 @cache
@@ -53,9 +55,12 @@ def logged_runs(folder: str, name: str) -> dict[int, Run]:
 
 def add_runs(folder: Path) -> None:
     """Add the runs of a comparison or a sweep, and write the archive again."""
-    new = [file for pattern in KEPT for file in folder.glob(pattern)]
+    found = (file for pattern in KEPT for file in folder.glob(pattern))
+    new = [file for file in found if any((file.parent / name).exists() for name in ENDS)]
     if not new:
-        raise UserError(f"{folder} has no runs: give the --workdir of a comparison or a sweep")
+        raise UserError(
+            f"{folder} has no finished runs: give the --workdir of a comparison or a sweep"
+        )
     before = unpacked_archive()
     files = {str(f.relative_to(before)): f for f in before.rglob("*") if f.is_file()}
     files |= {f"{folder.resolve().name}/{file.relative_to(folder)}": file for file in new}

@@ -752,9 +752,11 @@ def test_logs_of_new_runs_are_added_to_the_archive(tmp_path, monkeypatch):
     (new / "params").touch()
     shutil.copy(curves.ARCHIVE, tmp_path)
     monkeypatch.setattr(curves, "ARCHIVE", tmp_path / "runs.tar.xz")
-    with pytest.raises(UserError, match="has no runs"):
-        curves.add_runs(tmp_path)
     shutil.copytree(new.parent, tmp_path / "other")
+    shutil.copytree(new, tmp_path / "unfinished-seed0", ignore=lambda *_: ["result.json"])
+    shutil.copytree(tmp_path / "unfinished-seed0", tmp_path / "more" / "unfinished-seed0")
+    with pytest.raises(UserError, match="has no finished runs"):
+        curves.add_runs(tmp_path)
     curves.unpacked_archive.cache_clear()
     for folder in ("more", "other"):
         curves.add_runs(tmp_path / folder)
