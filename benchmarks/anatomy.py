@@ -20,9 +20,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import environment, parser, save
+from benchmarks.common import environment, new_file, parser, save
 from jaxgrow.axes import LAYERS, leaves, role_of, split_kernel
 from jaxgrow.layerdrop import layer_sensitivity
+from train.common.errors import exits_cleanly
 from train.data.windows import next_tokens
 from train.extras.pretrained import open_text_model
 from train.extras.text.formats import text_pieces
@@ -120,7 +121,7 @@ PANELS = {
 LINEAR = 0.1  # the scale of the last panel is linear up to this loss
 
 
-def drawn(found: dict[str, dict[str, Any]], path: Path) -> None:
+def drawn(found: dict[str, dict[str, Any]], path: str) -> None:
     figure = Figure(figsize=(12, 4), layout="constrained")
     for axes, (key, title) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for i, (name, of) in enumerate(found.items()):
@@ -138,8 +139,12 @@ def main() -> None:
     models = "label and folder of each model"
     p.add_argument("models", nargs="+", metavar="NAME=MODEL", help=models)
     p.add_argument("--text", type=Path, required=True, metavar="FILE", help="validation text")
-    p.add_argument("--plot", type=Path, metavar="FILE.png", help="where to draw the three panels")
+    p.add_argument(
+        "--plot", type=new_file, metavar="FILE.png", help="where to draw the three panels"
+    )
     arguments = p.parse_args()
+    if any("=" not in model for model in arguments.models):
+        p.error("give each model with its label, such as scratch=runs/wiki12/wiki12_scratch-seed0")
     found = {}
     for name, _, folder in (model.partition("=") for model in arguments.models):
         found[name] = anatomy(Path(folder), arguments.text)
@@ -153,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exits_cleanly(main)

@@ -23,9 +23,33 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if rounds is not None:
-        found.add_argument("--rounds", type=int, default=rounds, help="measurements of each side")
-    found.add_argument("--json", help="where to write the result")
+        about = "measurements of each side, at least 2"
+        found.add_argument("--rounds", type=_at_least_two, default=rounds, help=about)
+    found.add_argument("--json", type=new_file, help="where to write the result")
     return found
+
+
+def _at_least_two(text: str) -> int:
+    """A number of rounds that has quartiles."""
+    if int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text} has no quartiles; give 2 or more")
+    return int(text)
+
+
+def new_file(text: str) -> str:
+    """The path of a result. Its folder must exist before anything is measured."""
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {Path(text).parent}")
+    return text
+
+
+def refuse_unused(
+    parser: argparse.ArgumentParser, a: argparse.Namespace, mode: str, *unused: str
+) -> None:
+    """End with a usage error if an option is given that has no effect in the chosen mode."""
+    for name in unused:
+        if getattr(a, name) != parser.get_default(name):
+            parser.error(f"--{name} has no effect {mode}")
 
 
 def add_sizes(
@@ -231,8 +255,8 @@ def _answer(there: Any, function: Callable, *arguments: Any) -> None:
 class Rows:
     """Results by name, written to a JSON Lines file as soon as they are measured.
 
-    Results that are already in the file are not measured again. The first line of each process
-    holds the date and machine (`environment`).
+    Results that are already in the file are not measured again, except failures. The first line of
+    each process holds the date and machine (`environment`).
 
     Args:
       path: the file; None: results are not written.
@@ -242,7 +266,8 @@ class Rows:
     def __init__(self, path: str | None, about: Mapping[str, Any]):
         self._path = Path(path) if path else None
         lines = self._path.read_text().splitlines() if self._path and self._path.exists() else []
-        self._rows = {row["name"]: row for row in map(json.loads, lines) if "name" in row}
+        rows = [row for row in map(json.loads, lines) if "name" in row]
+        self._rows = {row["name"]: row for row in rows if "failed" not in row}
         self._about: Mapping[str, Any] | None = about
 
     def __contains__(self, name: str) -> bool:

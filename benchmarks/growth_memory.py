@@ -20,6 +20,7 @@ from jaxgrow.axes import axis_of
 from jaxgrow.growth.maps import Growth
 from jaxgrow.operators import aki, hypercloning, stack
 from jaxgrow.sharding import partition_spec
+from train.common.errors import exits_cleanly
 from train.extras.aot.machines import Machine, describe_machine
 from train.state.mesh import Mesh
 
@@ -96,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exits_cleanly(main)

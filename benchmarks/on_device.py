@@ -407,6 +407,7 @@ def main() -> None:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = programs_of_all  # for every following process
         for name, seconds, function, arguments in measurements(REHEARSED if a.rehearse else REAL):
             left = end - time.monotonic()
+            name = "rehearsed: " * a.rehearse + name  # it is no result of the real sizes
             if name in found:
                 continue
             if left < seconds:

@@ -35,7 +35,7 @@ import jax
 
 from benchmarks import gpu_plan
 from benchmarks.carried import DATA, carried, prepare
-from benchmarks.common import alone, environment
+from benchmarks.common import alone, environment, refuse_unused
 from benchmarks.gpu_measurements import measurements
 from benchmarks.gpu_plan import EXPERIMENTS, Cost, Store, Training
 from benchmarks.gpu_tables import summary
@@ -344,13 +344,21 @@ def _arguments() -> argparse.Namespace:
         "--minutes", type=float, default=9.0, help="time limit of this call (default: 9)"
     )
     p.add_argument("--out", type=Path, help="folder for an archive of the new results")
-    p.add_argument("--rehearse", action="store_true", help="all experiments at tiny sizes")
-    p.add_argument("--dry-run", action="store_true", help="list what would be carried and run")
-    p.add_argument(
+    mode = p.add_mutually_exclusive_group()
+    mode.add_argument("--rehearse", action="store_true", help="all experiments at tiny sizes")
+    mode.add_argument("--dry-run", action="store_true", help="list what would be carried and run")
+    mode.add_argument(
         "--prepare", type=Path, metavar="DIR", help="write the corpus and the packages to DIR"
     )
-    p.add_argument("--collect", type=Path, metavar="TAR", help="add an archive to the repository")
-    return p.parse_args()
+    mode.add_argument(
+        "--collect", type=Path, metavar="TAR", help="add an archive to the repository"
+    )
+    a = p.parse_args()
+    for name in ("prepare", "collect", "dry_run", "rehearse"):
+        if getattr(a, name):
+            unused = ("minutes",) if name == "rehearse" else ("minutes", "out")
+            refuse_unused(p, a, f"with --{name.replace('_', '-')}", *unused)
+    return a
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow import flops
 from jaxgrow.models import GPT2Config
+from train.common.errors import exits_cleanly
 from train.extras.aot.machines import Machine, describe_machine
 from train.extras.aot.roofline import program_kernels, sum_kernels
 
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exits_cleanly(main)

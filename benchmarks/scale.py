@@ -32,7 +32,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.common import Rows, alone, between, environment, parser, shown, summary
+from benchmarks.common import (
+    Rows,
+    alone,
+    between,
+    environment,
+    parser,
+    refuse_unused,
+    shown,
+    summary,
+)
 from jaxgrow.layerdrop import LayerDrop
 from jaxgrow.models import Config, GPT2Config
 from jaxgrow.tables import align_columns
@@ -327,6 +336,9 @@ def main() -> None:
     p.add_argument("--here", action="store_true", help="time steps on this machine's processor")
     p.add_argument("--only", default="", help="compile only rows whose name contains this word")
     a = p.parse_args()
+    if not any(a.only in f"{config} on {machine}" for config, machine in ROWS):
+        p.error(f"no row contains {a.only}; the rows are ROWS in benchmarks/scale.py")
+    refuse_unused(p, a, *(("with --here", "only") if a.here else ("without --here", "rounds")))
     found = Rows(a.json, environment("jax", "jaxlib", "flax", "optax"))
     if a.here:
         here(found, a.rounds)

@@ -31,8 +31,19 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run from anywhere, installed or not
 
-from benchmarks.common import Rows, alternate, environment, parser, ratios, save, shown, summary
+from benchmarks.common import (
+    Rows,
+    alternate,
+    environment,
+    parser,
+    ratios,
+    refuse_unused,
+    save,
+    shown,
+    summary,
+)
 from jaxgrow.tables import align_columns
+from train.common.errors import exits_cleanly
 from train.extras.text.corpus import PIECE
 from train.extras.text.formats import text_pieces
 
@@ -248,6 +259,8 @@ def main() -> None:
     p.add_argument("--megabytes", type=float, default=160, help=largest)
     p.add_argument("--gigabytes", help="sizes of corpora to tokenise and to train on")
     a = p.parse_args()
+    if a.gigabytes:
+        refuse_unused(p, a, "with --gigabytes", "megabytes", "rounds")
     tokenizer = a.tokenizer if a.tokenizer == "bytes" else str(Path(a.tokenizer).resolve())
     if a.gigabytes:
         found = Rows(a.json, environment("jax", "grain", "tokenizers", "numpy"))
@@ -267,4 +280,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exits_cleanly(main)

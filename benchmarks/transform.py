@@ -1,6 +1,6 @@
 """How fast are growing and coalescing, compared with a plain copy? Gigabytes per second and memory.
 
-    python benchmarks/transform.py [--params 1.5e9 | --scale small] [--only WORD] [--json FILE]
+    python benchmarks/transform.py [--params 1.5e9] [--only WORD] [--json FILE]
 
 The trees are GPT-2s in float32. The larger tree of each transform has ``--params`` parameters.
 Speed: the transform alternates with a plain copy of the larger tree in one process. The ratio is 1
@@ -178,10 +178,11 @@ def main() -> None:
     bytes_each = "parameters of the larger tree; each needs 11 bytes of memory"
     only = "measure only transforms whose name contains this word"
     p.add_argument("--params", type=float, default=1.5e9, help=bytes_each)
-    p.add_argument("--scale", choices=["small"], help="small: a larger tree of 1e8 parameters")
     p.add_argument("--only", default="", help=only)
     a = p.parse_args()
-    params = _within_memory(1e8 if a.scale == "small" else a.params)
+    if not any(a.only in name for name in GROWTHS):
+        p.error(f"no transform contains {a.only}: the transforms are {', '.join(GROWTHS)}")
+    params = _within_memory(a.params)
 
     result: dict[str, Any] = environment("jax", "jaxlib", "numpy")
     result |= {

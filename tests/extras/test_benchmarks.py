@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from benchmarks import anatomy, first_hour, on_device, scale
+from benchmarks import anatomy, first_hour, on_device, one_gpu, scale, tokenise, transform
 from benchmarks.common import Rows, alone
 from train.config.experiment import load_experiment
 from train.extras.aot.machines import CHIPS, present_machine
@@ -61,6 +61,44 @@ def test_rows_are_available_when_added_and_after_reloading(tmp_path):
     assert found["0"]["seconds"] == 0.1235 and Rows(None, {}).add("x", {}) is None
 
 
+def test_a_failed_measurement_is_taken_again(tmp_path):
+    path = str(tmp_path / "rows.jsonl")
+    Rows(path, {}).add("step", {"failed": "TimeoutError"})
+    again = Rows(path, {})
+    assert "step" not in again
+    again.add("step", {"seconds": 1})
+    assert Rows(path, {})["step"]["seconds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        (one_gpu, "--dry-run --out x", "--out has no effect with --dry-run"),
+        (one_gpu, "--prepare x --out x", "--out has no effect with --prepare"),
+        (one_gpu, "--collect x --out x", "--out has no effect with --collect"),
+        (one_gpu, "--rehearse --minutes 3", "--minutes has no effect with --rehearse"),
+        (one_gpu, "--collect x --minutes 3", "--minutes has no effect with --collect"),
+        (one_gpu, "--prepare x --collect x", "not allowed with argument --prepare"),
+        (one_gpu, "--rehearse --dry-run", "not allowed with argument --rehearse"),
+        (scale, "--here --only h100", "--only has no effect with --here"),
+        (scale, "--rounds 3", "--rounds has no effect without --here"),
+        (scale, "--only h10:", "no row contains h10:"),
+        (scale, "--here --rounds 1", "1 has no quartiles; give 2 or more"),
+        (tokenise, "a.txt bytes --gigabytes 1 --rounds 4", "--rounds has no effect with --giga"),
+        (tokenise, "a.txt bytes --gigabytes 1 --megabytes 4", "--megabytes has no effect with"),
+        (transform, "--only hyperclone", "no transform contains hyperclone: the transforms are"),
+        (transform, "--json missing/x.json", "there is no folder missing"),
+        (anatomy, "a=b --text c --plot missing/x.png", "there is no folder missing"),
+        (anatomy, "runs/a --text c", "give each model with its label"),
+    ],
+)
+def test_an_option_without_effect_is_a_usage_error(module, words, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmark", *words.split()])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
+    assert said in capsys.readouterr().err
+
+
 def test_the_devices_that_are_here_are_a_machine():
     here = present_machine()
     assert here.name == "cpu:4" and here.chip is CHIPS["cpu"]
@@ -101,6 +139,7 @@ def test_everything_on_a_device_is_rehearsed(tmp_path, monkeypatch, capsys):
     rehearse()
     rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
     assert len(rows) == 14 and not [row for row in rows if "failed" in row]
+    assert all(row["name"].startswith("rehearsed: ") for row in rows)
     rehearse()
     assert len(path.read_text().splitlines()) == 15  # measurements are not repeated
     path.unlink()
