@@ -11,6 +11,7 @@ import pytest
 import runs
 
 from jaxgrow.cli import program
+from jaxgrow.cli.arguments import jaxgrow_parser
 from jaxgrow.models import Config
 from train.arguments import COMMANDS, command_parser
 from train.config.experiment import load_experiment
@@ -94,6 +95,16 @@ def test_the_runs_that_the_page_continues_reach_their_steps():
 
 def test_every_command_of_jaxgrow_is_shown():
     assert len({command[0] for text in PAGES.values() for command in commands(text)}) == 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_sentences_and_terminals_have_right_arguments(page):
+    """They do not run, because their folders are not there."""
+    found = re.findall(r"(?:`|\$ )jaxgrow (\w+ [^-`\n](?:[^`\n]*\\\n)*[^`\n]*)", PAGES[page])
+    for command in found:
+        words = command.replace("\\\n", " ").removesuffix(" ..").split()
+        if "--" in command and "…" not in words:
+            jaxgrow_parser(words).parse_args(words)
 
 
 @pytest.mark.parametrize("page", PAGES)
