@@ -272,7 +272,7 @@ class Limits:
         weights and uncompressed texts that are streamed do not count.
       record: bytes of one line, cell, row, image file or rendered template. They are in memory at
         once, often several times.
-      entries: members of an archive, files of a folder, or layers of a config.
+      entries: members of an archive, files of a folder, cells of a table, or modules of a LoRA.
       seconds: time for one expression, template or image.
     """
 
