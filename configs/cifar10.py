@@ -13,11 +13,11 @@
         configs/cifar10.py:swin_uniform configs/cifar10.py:swin_pld --frontier 0.55 \\
         --workdir runs/cifar10_swin
 
-Expected result (`docs/results/encoders.md`): against Muon, `vit_muon_deepen` saves 12.8 % and
+Expected result (`docs/results/encoders-muon.md`): against Muon, `vit_muon_deepen` saves 12.8 % and
 `vit_muon_halves` 22.3 % of the FLOPs (two seeds). `vit_long_halves` saves 24.5 %,
-`vit_long_deepen` 20.5 % and `vit_long_vcycle` 9.0 % (two seeds). Under AdamW, `vit_vcycle` saves
-1.1 % with one seed and more than 24.7 % with the other. Layer dropping saves nothing on either
-model.
+`vit_long_deepen` 20.5 % and `vit_long_vcycle` 9.0 % (two seeds). Under AdamW
+(`docs/results/encoders.md`), `vit_vcycle` saves 1.1 % with one seed and more than 24.7 % with the
+other. Layer dropping saves nothing on either model.
 
 The ViT has 0.7 million parameters and patches of 8 x 8. The Swin V2 has 0.8 million parameters and
 patches of 4 x 4. Each run sees 2.6 epochs. `vit_long` has 1.1 million parameters and sees ten

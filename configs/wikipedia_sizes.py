@@ -20,8 +20,9 @@
     python -m train.compare $c:m3 $c:m3_deepen $c:m3_halves $c:m3_vcycle --workdir runs/m3 \\
         --frontier 0.3:optim.warmup=248:eval_every=745,0.75
 
-Expected result (`docs/results/muon.md`): half of the layers and of each MLP first saves 22.2 % of
-the FLOPs at 25 thousand parameters, 25.2 % at 45, 16.0 % at 163, 17.3 % at 355 thousand and 15.2 %
+Expected result (`docs/results/muon-sizes.md` and `docs/results/muon-million.md`): half of the
+layers and of each MLP first saves 22.2 % of the FLOPs at 25 thousand parameters, 25.2 % at 45,
+16.0 % at 163, 17.3 % at 355 thousand and 15.2 %
 at 1.4 million. Half of the layers first saves more than 16.2 % at 25 thousand parameters, 15.8 % at
 45, 16.2 % at 355 thousand and 15.5 % at 1.4 million. `m1_vcycle` saves 18.4 % (three seeds). (From
 163 thousand parameters on, the other rows have two seeds.) At 3 million parameters, with one seed
