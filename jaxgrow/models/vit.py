@@ -134,8 +134,13 @@ class ViTConfig(PatchConfig):
         mlp = (3 if self.gated else 2) * self.mlp
         layer = 2 * self.embed * (4 * width + mlp) + 4 * length * width
         patches = self.patches * 2 * self.patch**2 * self.channels * self.embed / length
-        count = 2 if self.distillation == "head" or self.mean_head else int(self.head == "classes")
-        heads = count * 2 * self.embed * self.classes / length + self._pooler_cost(length)
+        # Either heads or a pooler run, also if the config has settings of both.
+        count = 2 if self.distillation == "head" or self.mean_head else 1
+        heads = (
+            count * 2 * self.embed * self.classes / length
+            if self.head == "classes"
+            else self._pooler_cost(length)
+        )
         return Cost(layer, patches + heads, first=patches)
 
     def _pooler_cost(self, length: int) -> float:

@@ -84,6 +84,15 @@ def test_every_matrix_product_is_counted(name):
     assert_counted(*COUNTED[name])
 
 
+UNUSED = [dict(pooler="tanh"), dict(pooler="attention"), dict(head="states", mean_head=True),
+    dict(head="states", distillation="head")]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", UNUSED)
+def test_a_head_or_a_pooler_that_does_not_run_is_not_counted(fields):
+    assert_counted(ViTConfig(**IMAGES, **fields))
+
+
 @pytest.mark.extra
 def test_every_matrix_product_of_deberta_is_counted():
     c = DeBERTaConfig(**SIZES, layers=2, distances=8, farthest=64, masked=0.25)
