@@ -262,8 +262,11 @@ def test_perplexity_is_that_of_transformers(tmp_path, stride):
     assert math.log(ours["perplexity"]) == pytest.approx(nats / (tokens.shape[1] - 1), rel=1e-4)
 
 
-def test_an_option_that_no_task_uses_is_refused(monkeypatch):
+def test_an_option_that_no_task_uses_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.chdir(tmp_path)
     for options, says in (
+        ("a.txt --data files", "--data files has no effect on a.txt: it is for tasks with a name"),
         ("wikitext2 --few-shot 2", "--few-shot 2 has no effect on wikitext2: it is for"),
         ("wikitext2 --limit 2", "leave out --limit"),
         ("piqa,sst2 --stride 4", "--stride 4 has no effect on piqa, sst2: it is for the"),

@@ -84,6 +84,7 @@ DEMO = "configs/demo.py:muon"
     (f"compare {DEMO} --seeds 1,1", "--seeds names 1 more than once"),
     (f"compare {DEMO} --finetune x.py:y", "there is no config x.py"),
     (f"compare {DEMO} --data x", "--data x has no effect without --evaluate"),
+    (f"compare {DEMO} --evaluate README.md --data x", "and a task with a name, such as wikitext2"),
     (f"sweep {DEMO} --halving 0.5,0.2", "--halving takes increasing fractions"),
     (f"sweep {DEMO} --set optim.peak_lr", "a sweep needs --set with a field and values"),
     (f"finetune {DEMO} --model x --lr fast", "--lr takes numbers separated by commas"),

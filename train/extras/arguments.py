@@ -28,9 +28,10 @@ def _new_config(text: str) -> Path:
 
 
 def _data_of_tasks(a: Namespace) -> None:
-    if a.data is not None and not a.evaluate:
+    if a.data is not None and all(Path(x).is_file() for x in (a.evaluate or "").split(",") if x):
         raise UserError(
-            f"--data {a.data} has no effect without --evaluate: name the tasks with --evaluate, or leave out --data"
+            f"--data {a.data} has no effect without --evaluate and a task with a name, such as wikitext2: name the tasks "
+            "with --evaluate, or leave out --data"
         )
 
 
