@@ -80,7 +80,8 @@ class ViTConfig(PatchConfig):
         super().__post_init__()
         if self.head == "classes" and not self.class_token:
             raise ValueError(
-                "head='classes' reads the class token, but class_token is False: set head='states'"
+                "head='classes' reads the class token, but class_token is False, as in a SigLIP: for "
+                "classes, take a model with a class token, such as a CLIP; for the states, set head='states'"
             )
         if self.mean_head and self.distillation != "none":
             raise ValueError(

@@ -100,6 +100,17 @@ def test_a_vit_without_a_head_learns_classes(tmp_path):
     assert params["head"]["kernel"].shape == (8, 10) and "pooler" not in params
 
 
+def test_a_tower_without_a_class_token_is_refused_with_a_way_out(tmp_path):
+    tower = replace(VIT, head="states", class_token=False)
+    orbax.export_model(tmp_path / "siglip", tower, runs.fresh(tower))
+    clip = replace(tower, class_token=True, embedding_norm=True, patch_bias=False)
+    orbax.export_model(tmp_path / "clip", clip, runs.fresh(clip))
+    digits = FineTuning("digits", Images("digits"), 1, 128, (1e-2,), optim=OPTIM)
+    with pytest.raises(UserError, match="take a model with a class token, such as a CLIP"):
+        digits.of(tmp_path / "siglip", 1e-2, 0)
+    assert digits.of(tmp_path / "clip", 1e-2, 0).model.head == "classes"  # the advice
+
+
 def test_a_task_is_learned_and_judged_by_its_own_metric(learned):
     _, scores = learned
     assert scores.keys() == {"dev"} and scores["dev"].keys() == {"matthews"}
