@@ -40,16 +40,20 @@ class Decoder(Model):
     def check(self, call: Call) -> None:
         super().check(call)
         length = last_tokens(call.inputs)[0].shape[1]
-        longest = self.config.longest
-        if length > longest:
+        if length > self.config.longest:
             raise ValueError(
-                f"a sequence of {length} tokens is longer than the context of {longest}"
+                f"a sequence of {length} tokens is longer than the context of {self.config.longest}"
             )
         inputs = call.inputs if isinstance(call.inputs, Mapping) else {}
         if unknown := [name for name in inputs if name not in self.config.inputs]:
             raise ValueError(
                 f"a {type(self).__name__} has no input {', '.join(unknown)}: give only "
                 f"{', '.join(self.config.inputs)}"
+            )
+        if "lengths" in inputs and self.config.head == "tokens" and call.past is None:
+            raise ValueError(
+                "lengths choose the token that head=classes reads, and have no effect on head=tokens: leave out "
+                "lengths; for the loss, give padding a weight of 0 in the input weights"
             )
         if call.named("segments") is not None and call.given("mask_BS", "past"):
             raise ValueError(
@@ -62,8 +66,7 @@ class Decoder(Model):
         x_BTD = self.norm("final_norm", "embed" + READ if c.ties else "embed")(x_BTD)
         if c.head == "classes":
             _, last_B = last_tokens(call.inputs)
-            x_BD = x_BTD[jnp.arange(len(x_BTD)), last_B]
-            return class_logits(x_BD, c.classes, INIT, bias=False)
+            return class_logits(x_BTD[jnp.arange(len(x_BTD)), last_B], c.classes, INIT, bias=False)
         if c.head == "states":
             return self.wide(x_BTD)
         if c.logit_divisor != 1:

@@ -125,9 +125,9 @@ class GPT2(Decoder):
         x_BTD = jnp.take(embeddings["token_embedding"], tokens_BT, axis=0)
         segments_BT = call.named("segments")
         if segments_BT is not None:
-            positions_BT = first + segment_positions(segments_BT)
-            return (x_BTD + position_embedding_TD[positions_BT]).astype(self.dtype)
-        if call.past is not None:
-            positions_BT = first + call.past.positions_BT(length)
-            return (x_BTD + position_embedding_TD[positions_BT]).astype(self.dtype)
-        return (x_BTD + position_embedding_TD[None, first : first + length]).astype(self.dtype)
+            x_BTD = x_BTD + position_embedding_TD[first + segment_positions(segments_BT)]
+        elif call.past is not None:
+            x_BTD = x_BTD + position_embedding_TD[first + call.past.positions_BT(length)]
+        else:
+            x_BTD = x_BTD + position_embedding_TD[None, first : first + length]
+        return x_BTD.astype(self.dtype)

@@ -156,6 +156,13 @@ class Model(nn.Module):
             if name not in self.supports:
                 why = f", because {self.reasons[name]}" if name in self.reasons else ""
                 raise ValueError(f"a {family} does not support {name}{why}: leave it out")
+        if call.given("targets", "each") and (
+            call.targets is None or self.config.predicts != "tokens"
+        ):
+            raise ValueError(
+                f"targets are for head=tokens, and each is for targets, but head={self.config.predicts} and targets "
+                f"are {'missing' if call.targets is None else 'given'}: leave out targets and each"
+            )
         if call.keep_mask is not None and call.given("kept_tokens", "frozen"):
             raise ValueError(
                 "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) "

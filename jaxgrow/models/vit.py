@@ -275,8 +275,9 @@ class ViT(Model):
         logits = class_logits(x_BSD[:, 0], c.classes, INIT, "head", c.head_bias)
         if c.mean_head:
             patches_BTD = x_BSD[:, 1 + c.registers :]
-            means_BD = patches_BTD.mean(1)
-            logits = logits + class_logits(means_BD, c.classes, INIT, "mean_head", bias=False)
+            logits = logits + class_logits(
+                patches_BTD.mean(1), c.classes, INIT, "mean_head", bias=False
+            )
         if c.distillation == "head":
             logits = (logits + class_logits(x_BSD[:, 1], c.classes, INIT, "distillation_head")) / 2
         return logits

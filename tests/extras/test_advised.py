@@ -59,6 +59,7 @@ EXCEPTIONS = {
     ],
     "an argument or a field is left out, which needs no value": [
         "leave out frozen and drop", "for which the cost of adapters", "leave out mask_BS", "leave out keep_mask",
+        "leave out targets", "leave out lengths",
         "adapters need equal widths", "labels names the classes", "best is not supported together",
         "freezes the rest of the body", "a LoRA or an adapter, not both", "dropout is not supported together",
         "maps of an axis differ between parameters", "encoders do not support for padded",

@@ -158,6 +158,24 @@ def test_combinations_without_a_meaning_are_refused():
         tiny_call(dynamic, long)
 
 
+def test_inputs_and_targets_without_an_effect_are_refused():
+    gpt2, bert = FAMILIES["gpt2"], FAMILIES["bert"]
+    tokens = np.zeros((2, 6), np.int32)
+    padded = {"tokens": tokens, "lengths": np.array([3, 6], np.int32)}
+    tiny_call(gpt2.with_head("classes"), padded)  # control: this head reads the last token
+    for more in ({}, {"targets": tokens}):
+        with pytest.raises(ValueError, match="lengths choose the token that head=classes reads"):
+            tiny_call(gpt2, padded, **more)
+    weighted = {"tokens": tokens, "weights": np.ones((2, 6), np.float32)}  # the advice
+    tiny_call(gpt2, weighted, targets=tokens)
+    for config in (gpt2, bert):
+        for head in ("classes", "states"):
+            with pytest.raises(ValueError, match=f"but head={head} and targets are given"):
+                tiny_call(config.with_head(head), {"tokens": tokens}, targets=tokens)
+        with pytest.raises(ValueError, match="targets are missing: leave out targets and each"):
+            tiny_call(config, {"tokens": tokens}, each=True)
+
+
 def tiny_call(config: Config, inputs: Any, **options: Any) -> Any:
     run = partial(config.module.apply, **options)
     return jax.eval_shape(run, {"params": tiny.shapes(config)}, inputs)
