@@ -4,6 +4,7 @@ The metric of the task scores the result.
 """
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ import jax
 import numpy as np
 import pytest
 import runs
-from finetunings import FAMILIES, OPTIM, checkpoint, cola, spans, tuning
+from advice import command as jaxgrow
+from advice import part
+from finetunings import FAMILIES, OPTIM, checkpoint, cola, pieces, spans, tuning
 from tokenizers import Tokenizer
 
 from jaxgrow import checkpoints, flops, operators
@@ -109,6 +112,18 @@ def test_a_tower_without_a_class_token_is_refused_with_a_way_out(tmp_path):
     with pytest.raises(UserError, match="take a model with a class token, such as a CLIP"):
         digits.of(tmp_path / "siglip", 1e-2, 0)
     assert digits.of(tmp_path / "clip", 1e-2, 0).model.head == "classes"  # the advice
+
+
+def test_a_tokenizer_with_more_tokens_than_its_model_has_a_way_out(home, tmp_path):
+    checkpoints.save(tmp_path / "few", FAMILIES["gpt2"], runs.fresh(FAMILIES["gpt2"]))
+    (tmp_path / "text").mkdir()
+    shutil.copy(pieces(tmp_path / "text", "gpt2"), tmp_path / "few")
+    with pytest.raises(UserError, match="the largest id of the tokenizer is 299") as refused:
+        tuning(home / "cola").of(tmp_path / "few", 1e-2, 0)
+    words = part("run jaxgrow (grow .*)", str(refused.value))
+    new = str(tmp_path / "new")
+    jaxgrow(*words.replace("MODEL", str(tmp_path / "few")).replace("NEW", new).split())
+    assert tuning(home / "cola").of(tmp_path / "new", 1e-2, 0).model.vocab == 300
 
 
 def test_a_task_is_learned_and_judged_by_its_own_metric(learned):

@@ -100,7 +100,7 @@ class Encoder:
         if self.vocab > vocab:
             raise UserError(
                 f"the largest id of the tokenizer is {self.vocab - 1}, but model.vocab is {vocab}; "
-                f"raise model.vocab to {self.vocab}"
+                f"raise model.vocab to {self.vocab}; for a checkpoint, run jaxgrow grow MODEL NEW --vocab {self.vocab}"
             )
         self.dtype = token_dtype(self.vocab)
         # A RoBERTa derives positions from its own padding token, independent of the tokenizer.
