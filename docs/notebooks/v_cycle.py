@@ -150,7 +150,7 @@ for name, params in after.items():
 # %% [markdown]
 # Although these candidates begin with very different losses, they end with similar losses. In the
 # de-coalesced model, every unit has [an identical copy that receives identical
-# gradients](operator.py), so in width the model is in effect still the small one. In the corrected
+# gradients](uneven_copies.py), so in width the model is in effect still the small one. In the corrected
 # and the interpolated model, the units of `before` make the copies different. In a longer run, this
 # matters.
 #

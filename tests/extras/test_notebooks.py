@@ -1,6 +1,7 @@
 """The notebooks of the site run as scripts without a failed assertion and leave no files."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import jax
@@ -20,6 +21,11 @@ def test_a_notebook_runs(notebook, tmp_path, monkeypatch, capsys):
     with jax.numpy_rank_promotion("allow"):
         runpy.run_path(str(notebook), run_name="notebook")
     assert len(capsys.readouterr().out.splitlines()) > 5 and not list(tmp_path.iterdir())
+
+
+def test_no_notebook_hides_a_module_of_python():
+    """Python looks in the folder of a script first, so all notebooks would fail as scripts."""
+    assert not {path.stem for path in NOTEBOOKS} & sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
