@@ -5,6 +5,7 @@ Its modules are as in GPT-2, with separate queries, keys and values. Kernels are
 """
 
 from jaxgrow.checkpoints.hf.base import Family, key_of, with_head, without_head
+from jaxgrow.checkpoints.hf.families.llama import head_layout
 from jaxgrow.checkpoints.hf.registry import register_families
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
@@ -37,11 +38,7 @@ def _opt_layouts(config: GPT2Config) -> dict[str, TensorLayout]:
             "final_norm": model + "final_layer_norm",
         }
     )
-    if config.head == "classes":
-        names["classifier/kernel"] = TensorLayout("score.weight", "classes embed")
-    elif config.head == "tokens" and not config.tied:
-        names["head_kernel"] = TensorLayout("lm_head.weight", "vocab embed")
-    return names
+    return names | head_layout(config, "lm_head")
 
 
 _OPT_ACTIVATIONS = {

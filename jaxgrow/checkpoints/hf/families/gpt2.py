@@ -4,6 +4,7 @@ Its kernels are stored as in jaxgrow, as [inputs, outputs]. Queries, keys and va
 """
 
 from jaxgrow.checkpoints.hf.base import Family, with_head, without_head
+from jaxgrow.checkpoints.hf.families.llama import head_layout
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
 from jaxgrow.typed import Json
@@ -31,11 +32,7 @@ def _gpt2_layouts(config: GPT2Config) -> dict[str, TensorLayout]:
         names[f"blocks/{path}/bias"] = TensorLayout(f"{h}{module}.bias", outputs, of)
     norms = {"blocks/attention_norm": h + "ln_1", "blocks/mlp_norm": h + "ln_2"}
     names |= norm_layouts({**norms, "final_norm": "transformer.ln_f"})
-    if config.head == "classes":
-        names["classifier/kernel"] = TensorLayout("score.weight", "classes embed")
-    elif config.head == "tokens" and not config.tied:
-        names["head_kernel"] = TensorLayout("lm_head.weight", "vocab embed")
-    return names
+    return names | head_layout(config, "lm_head")
 
 
 # The names in the first group stand for the same formula.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from jaxgrow.checkpoints.hf.base import Family, with_head, without_head
 from jaxgrow.checkpoints.hf.rope import read_heads, read_rope, written_rope
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, linear_layouts
+from jaxgrow.models.config import TextConfig
 from jaxgrow.models.llama import LlamaConfig
 from jaxgrow.typed import Json
 
@@ -85,7 +86,7 @@ def _mlp_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
     return found
 
 
-def head_layout(config: LlamaConfig, name: str) -> dict[str, TensorLayout]:
+def head_layout(config: TextConfig, name: str) -> dict[str, TensorLayout]:
     """Return the layout of the head.
 
     Args:
