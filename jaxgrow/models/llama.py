@@ -45,7 +45,7 @@ from jaxgrow.models.config import (
 from jaxgrow.models.decoder import Decoder
 from jaxgrow.models.loss import last_tokens
 from jaxgrow.models.model import Call, Stack, tokens_at
-from jaxgrow.models.modules import ACTIVATIONS, MLP, Linear, project_together
+from jaxgrow.models.modules import ACTIVATIONS, MLP, Linear, merge_heads, project_together
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import loop_blocks, stacked_blocks
 from jaxgrow.registry import Registry
@@ -537,10 +537,7 @@ class RotaryAttention(nn.Module):
         k_BTGK = self.positioned(k_BTGK, reading, "key", "kv_heads", "head_dim" + READ)
         self.sow(*KEPT, (k_BTGK, v_BTGK))
         y_BTHK = self.attended(q_BTHK, k_BTGK, v_BTGK, reading)
-        axes = ("heads" + READ, "head_dim" + READ, "embed")
-        shape = (c.heads, c.head_dim, c.embed)
-        bias = c.bias or c.out_bias
-        return Linear(axes, shape, 2, self.out_init, self.dtype, bias=bias, name="out")(y_BTHK)
+        return merge_heads(c, self.out_init, self.dtype, c.bias or c.out_bias)(y_BTHK)
 
     def projection(self, name: str, heads: int, *outputs: str) -> Linear:
         """Return the kernel from ``embed`` to ``heads`` heads with the axes ``outputs``."""

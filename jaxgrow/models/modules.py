@@ -97,6 +97,23 @@ def bias_row(bias: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.expand_dims(bias, range(y.ndim - 1))
 
 
+def split_heads(
+    config: Any, kernel_init: Initializer, dtype: DTypeLike, name: str, *outputs: str
+) -> Linear:
+    """Return the kernel of the queries, keys or values, whose axes after ``embed`` are ``outputs``."""
+    shape = (config.embed, config.heads, config.head_dim)
+    return Linear(("embed" + READ, *outputs), shape, 1, kernel_init, dtype, name=name)
+
+
+def merge_heads(
+    config: Any, kernel_init: Initializer, dtype: DTypeLike, bias: bool = True
+) -> Linear:
+    """Return the output kernel of an attention, from all heads to ``embed``."""
+    axes = ("heads" + READ, "head_dim" + READ, "embed")
+    shape = (config.heads, config.head_dim, config.embed)
+    return Linear(axes, shape, 2, kernel_init, dtype, bias, name="out")
+
+
 def project_together(linears: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
     """Apply several `Linear` modules to the same input, for example for queries, keys and values.
 
@@ -138,13 +155,7 @@ class SelfAttention(nn.Module):
           segments_BT: segment ids of the tokens; None: all tokens are in one segment.
         """
         c = self.config
-        shape = (c.embed, c.heads, c.head_dim)
-
-        def project(name, *outputs):
-            return Linear(
-                ("embed" + READ, *outputs), shape, 1, self.kernel_init, self.dtype, name=name
-            )
-
+        project = partial(split_heads, c, self.kernel_init, self.dtype)
         query = project("query", "heads", "head_dim")
         key = project("key", "heads", "head_dim" + READ)
         value = project("value", "heads", "head_dim" + VALUE)
@@ -166,9 +177,7 @@ class SelfAttention(nn.Module):
             )
         else:
             y_BTHK = CONTINUING["attention"](past, q_BTHK, k_BTHK, v_BTHK)
-        axes = ("heads" + READ, "head_dim" + READ, "embed")
-        out_shape = (c.heads, c.head_dim, c.embed)
-        return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
+        return merge_heads(c, self.out_init, self.dtype)(y_BTHK)
 
 
 def activate_units(

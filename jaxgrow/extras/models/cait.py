@@ -22,7 +22,7 @@ from jaxgrow.models.bottleneck import add_adapter
 from jaxgrow.models.config import Cost
 from jaxgrow.models.loss import class_logits
 from jaxgrow.models.model import INIT, Call, Model, Stack
-from jaxgrow.models.modules import MLP, Linear, layer_scaled
+from jaxgrow.models.modules import MLP, Linear, layer_scaled, merge_heads, split_heads
 from jaxgrow.models.norms import LayerNorm
 from jaxgrow.models.patches import PatchConfig, embed_patches
 from jaxgrow.models.stack import run_stack, stacked_blocks
@@ -111,10 +111,7 @@ class TalkingHeads(nn.Module):
         c = self.config
         wide = jnp.promote_types(self.dtype, jnp.float32)
 
-        def project(name, x, *outputs):
-            axes = ("embed" + READ, *outputs)
-            shape = (c.embed, c.heads, c.head_dim)
-            return Linear(axes, shape, 1, INIT, self.dtype, name=name)(x)
+        project = partial(split_heads, c, INIT, self.dtype)
 
         def talk(name, x_BTSH, bias):
             if not self.talking:
@@ -123,9 +120,9 @@ class TalkingHeads(nn.Module):
             shape = (c.heads, c.heads)
             return Linear(axes, shape, 1, INIT, wide, bias, name=name)(x_BTSH)
 
-        q_BTHK = project("query", u_BTD, "heads", "head_dim")
-        k_BSHK = project("key", x_BSD, "heads", "head_dim" + READ)
-        v_BSHK = project("value", x_BSD, "heads", "head_dim" + VALUE)
+        q_BTHK = project("query", "heads", "head_dim")(u_BTD)
+        k_BSHK = project("key", "heads", "head_dim" + READ)(x_BSD)
+        v_BSHK = project("value", "heads", "head_dim" + VALUE)(x_BSD)
         scores_BTSH = (
             jnp.einsum("bthk,bshk->btsh", q_BTHK, k_BSHK, preferred_element_type=wide)
             / c.head_dim**0.5
@@ -133,9 +130,7 @@ class TalkingHeads(nn.Module):
         weights_BTSH = jax.nn.softmax(talk("talk_before", scores_BTSH, False), axis=2)
         weights_BTSH = talk("talk_after", weights_BTSH, True).astype(self.dtype)
         y_BTHK = jnp.einsum("btsh,bshk->bthk", weights_BTSH, v_BSHK)
-        axes = ("heads" + READ, "head_dim" + READ, "embed")
-        shape = (c.heads, c.head_dim, c.embed)
-        return Linear(axes, shape, 2, INIT, self.dtype, name="out")(y_BTHK)
+        return merge_heads(c, INIT, self.dtype)(y_BTHK)
 
 
 class CaiTBlock(nn.Module):

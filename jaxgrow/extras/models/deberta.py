@@ -6,6 +6,7 @@ the relative position embedding, V vocab.
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import jax
@@ -22,7 +23,7 @@ from jaxgrow.models.bert import BERTConfig
 from jaxgrow.models.config import Array, Cost
 from jaxgrow.models.encoder import mask_of
 from jaxgrow.models.model import INIT, Call, Stack, tokens_at
-from jaxgrow.models.modules import Linear, project_together
+from jaxgrow.models.modules import merge_heads, project_together, split_heads
 from jaxgrow.models.stack import stacked_blocks
 
 
@@ -111,11 +112,7 @@ class DisentangledAttention(nn.Module):
           segments_BT: segment ids of the tokens; None: all tokens are in one segment.
         """
         c = self.config
-        shape = (c.embed, c.heads, c.head_dim)
-
-        def project(name, *outputs):
-            return Linear(("embed" + READ, *outputs), shape, 1, INIT, self.dtype, name=name)
-
+        project = partial(split_heads, c, INIT, self.dtype)
         query = project("query", "heads", "head_dim")
         key = project("key", "heads", "head_dim" + READ)
         value = project("value", "heads", "head_dim" + VALUE)
@@ -135,9 +132,7 @@ class DisentangledAttention(nn.Module):
         )
         if mask_BS is not None:
             y_BTHK = jnp.where(mask_BS[..., None, None], y_BTHK, v_BTHK.mean(1, keepdims=True))
-        axes = ("heads" + READ, "head_dim" + READ, "embed")
-        out_shape = (c.heads, c.head_dim, c.embed)
-        return Linear(axes, out_shape, 2, self.out_init, self.dtype, name="out")(y_BTHK)
+        return merge_heads(c, self.out_init, self.dtype)(y_BTHK)
 
 
 def _scores_at(rows_BTS, x_BTHK, positions_PHK):
