@@ -24,7 +24,13 @@ class SizeError(ValueError):
     def __init__(self, template: str, *proposals: tuple[str, int | str]):
         self.template = template
         self.proposals = proposals
-        super().__init__(self.spelled(_as_keyword))
+        super().__init__(
+            self.spelled(
+                lambda axis, value: (
+                    f'{axis}="{value}"' if isinstance(value, str) else f"{axis}={value}"
+                )
+            )
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return SizeError, (self.template, *self.proposals)
@@ -32,7 +38,3 @@ class SizeError(ValueError):
     def spelled(self, spell: Callable[[str, int | str], str]) -> str:
         """The message with each proposal written by ``spell(axis, value)``."""
         return self.template.format(*(spell(axis, value) for axis, value in self.proposals))
-
-
-def _as_keyword(axis: str, value: int | str) -> str:
-    return f'{axis}="{value}"' if isinstance(value, str) else f"{axis}={value}"

@@ -173,7 +173,8 @@ def _lengths(
 ) -> dict[str, int | None]:
     """Return the number of layers in each leaf of the stacked layers; in axes trees, ``number``."""
     flat = by_path(_entries_of(node)[_stacked_key(_entries_of(node), name)], is_leaf)
-    return {p: number if is_names(x) else _length(x) for p, x in flat.items()}
+    # A scalar has no layers.
+    return {p: number if is_names(x) else next(iter(np.shape(x)), None) for p, x in flat.items()}
 
 
 def _numbers(
@@ -183,12 +184,6 @@ def _numbers(
     lengths = [_lengths(node, name, number, is_leaf) for node in every]
     firsts = [next(iter(of_leaves.values()), None) for of_leaves in lengths]
     return {n for n in firsts if n is not None}
-
-
-def _length(x: Tree) -> int | None:
-    """Return the size of the first axis of an array, or None for a scalar."""
-    shape = np.shape(x)
-    return shape[0] if shape else None
 
 
 def _other_lengths(
@@ -296,11 +291,6 @@ def _stack_parts(parts: Sequence[Tree]) -> Tree:
     return xp.stack(parts)
 
 
-def _path_ends(at: str, where: str) -> bool:
-    """Whether the end of a path matches a pattern."""
-    return fnmatchcase(at, where) or fnmatchcase(at, f"*/{where}")
-
-
 def at_nodes(
     change: Callable[[str, Tree], Tree],
     tree: Tree,
@@ -351,7 +341,11 @@ def find_nodes(tree: Tree, where: str, fits: Callable[[Tree], bool]) -> dict[str
     found: dict[str, Tree] = {}
 
     def is_node(key_path: KeyPath, node: Tree) -> bool:
-        if not is_leaf(node) and (not where or _path_ends(path(key_path), where)) and fits(node):
+        if (
+            not is_leaf(node)
+            and (not where or fnmatchcase(f"/{path(key_path)}", f"*/{where}"))
+            and fits(node)
+        ):
             found[path(key_path)] = node
             return True
         return is_leaf(node)

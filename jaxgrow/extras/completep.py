@@ -159,7 +159,13 @@ def _vector_multiplier(
       depth: ratio of the number of layers; 1 for a parameter that is not in a layer.
       branch: whether the parameter scales the output of a sublayer.
     """
-    query = math.sqrt(_ratio(_queries(names), ratios))
+    # The ``head_dim`` axis over which queries and keys are contracted, if the leaf is a query.
+    queries = [
+        n
+        for n in names
+        if axis_of(n) == "head_dim" and not reads_axis(n) and not has_mark((n,), VALUE)
+    ]
+    query = math.sqrt(_ratio(queries, ratios))
     read = _ratio([n for n in names if reads_axis(n)], ratios)
     written = _ratio([n for n in names if not reads_axis(n) and not is_layers(axis_of(n))], ratios)
     rate = query / read / (depth if branch else 1)
@@ -187,15 +193,6 @@ def _matrix_multiplier(
 def _ratio(names: Names | list[str], of: Mapping[str, float]) -> float:
     """The product of the ratios of these axes; axes that do not occur in the layers count as 1."""
     return math.prod(of.get(axis_of(n), 1) for n in names)
-
-
-def _queries(names: Names) -> list[str]:
-    """The ``head_dim`` axis over which queries and keys are contracted, if the leaf is a query."""
-    return [
-        n
-        for n in names
-        if axis_of(n) == "head_dim" and not reads_axis(n) and not has_mark((n,), VALUE)
-    ]
 
 
 MULTIPLIERS.add("completep", multipliers)

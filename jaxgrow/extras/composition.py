@@ -1,6 +1,7 @@
 """How can two growths be combined into one? `compose` multiplies their maps."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias, overload
@@ -57,7 +58,9 @@ def compose(second: Growth, first: Growth) -> Growth:
         for a, b in itertools.product(_exhaustive(first), _exhaustive(second))
         if not _exclude(a.conditions, b.conditions)
     ]
-    return Rules(tuple(rules), _eps(first) * _eps(second))
+    return Rules(
+        tuple(rules), math.prod(each.eps for each in (first, second) if isinstance(each, Rules))
+    )
 
 
 def _exhaustive(growth: Growth) -> list[Rule]:
@@ -161,7 +164,3 @@ def _composed_term(second: Term, first: Term) -> dict[tuple[str, ...], AxisMap]:
         )
         out[key] = AxisMap(write, read, (to, old) if len(key) > 1 else None)
     return out
-
-
-def _eps(growth: Growth) -> float:
-    return growth.eps if isinstance(growth, Rules) else 1.0

@@ -183,7 +183,9 @@ class _Trial:
         scales = [ones, factors, ones]
         self.params, self.factors = (_leaves(x, layers) for x in (params, factors))
         self.first = [_leaves(state, layers) for _, state in runs]
-        self.owners = state_owners(_stacked(runs[0][1], layers), self.params)
+        self.owners = state_owners(
+            stack_layers(runs[0][1], layers) if layers else runs[0][1], self.params
+        )
         self.after: list[list[dict[str, np.ndarray]]] = []
         moving = _leaves(_moving(step.trace(*runs[0], problem.gradients[0], ones, size)), layers)
         for t, g in enumerate(problem.gradients):
@@ -276,10 +278,6 @@ def _tenfold(p: jax.Array) -> jax.Array:
     return (10 * p).astype(p.dtype)
 
 
-def _stacked(tree: Tree, layers: str | None) -> Tree:
-    return stack_layers(tree, layers) if layers else tree
-
-
 def _leaves(tree: Tree, layers: str | None) -> dict[str, np.ndarray]:
     """Return the leaves by their paths, as numbers that can be compared."""
 
@@ -288,4 +286,5 @@ def _leaves(tree: Tree, layers: str | None) -> dict[str, np.ndarray]:
             x = jax.random.key_data(x)
         return np.asarray(x, None if jnp.issubdtype(x.dtype, jnp.integer) else np.float64)
 
-    return {leaf: numbers(jnp.asarray(x)) for leaf, x in by_path(_stacked(tree, layers)).items()}
+    tree = stack_layers(tree, layers) if layers else tree
+    return {leaf: numbers(jnp.asarray(x)) for leaf, x in by_path(tree).items()}

@@ -357,12 +357,6 @@ def _resized(
     return resized, wrong
 
 
-def _mesh_axes(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    if over is None:
-        return ()
-    return (over,) if isinstance(over, str) else over
-
-
 def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[str]:
     """List the new sizes that are not divisible by the number of devices of their mesh axes."""
     sharding = _on_mesh(x)
@@ -370,7 +364,7 @@ def _undivided(leaf: str, x: Any, names: Names, new: Mapping[int, int]) -> list[
         return []
     wrong: list[str] = []
     for dim, over in enumerate(sharding.spec):
-        mesh_axes = _mesh_axes(over)
+        mesh_axes = () if over is None else (over,) if isinstance(over, str) else over
         devices = math.prod(sharding.mesh.shape[a] for a in mesh_axes)
         if new[dim] != x.shape[dim] and new[dim] % devices:
             wrong.append(

@@ -117,14 +117,11 @@ def _check_mixable(a: Params, b: Params) -> None:
     wrong = [
         f"{leaf}: has dtype {x.dtype}, and is not known to be the same in both models"
         for leaf, x in by_path(a).items()
-        if not can_scale(x.dtype) and not _known_equal(x, others[leaf])
+        if not can_scale(x.dtype)
+        and (is_traced(x) or is_traced(others[leaf]) or not (x == others[leaf]).all())
     ]
     if wrong:
         raise ValueError(
             "values of these dtypes cannot be averaged; dequantize the leaves, or leave them out "
             "of both models:\n  " + "\n  ".join(wrong)
         )
-
-
-def _known_equal(x: Array, y: Array) -> bool:
-    return not is_traced(x) and not is_traced(y) and bool((x == y).all())

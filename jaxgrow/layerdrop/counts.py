@@ -81,7 +81,9 @@ def program_counts(
       [8, 9, 10, 12]
     """
     depths = _depths(layers)
-    odds = _odds(drop, _probabilities(drop, depths, _all_times(steps), steps, sensitivity), depths)
+    last = max(steps, 1)  # a phase without steps also has programs
+    times = np.unique(np.linspace(1, last, min(last, STEPS)).round())
+    odds = _odds(drop, _probabilities(drop, depths, times, steps, sensitivity), depths)
     cells = np.stack(np.meshgrid(*(np.arange(n + 1) for n in depths), indexing="ij"), -1).reshape(
         -1, len(depths)
     )
@@ -135,11 +137,6 @@ def program_odds(
 
 def _depths(layers: int | Sequence[int]) -> tuple[int, ...]:
     return (layers,) if isinstance(layers, int) else tuple(layers)
-
-
-def _all_times(steps: int) -> np.ndarray:
-    steps = max(steps, 1)  # a phase without steps also has programs
-    return np.unique(np.linspace(1, steps, min(steps, STEPS)).round())
 
 
 def _probabilities(

@@ -5,6 +5,7 @@ tree of parameters, and also an optimizer state, which contains trees of the sam
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 
 import jax
 
@@ -145,11 +146,7 @@ def _is_copy(x: Tree) -> bool:
 
 def _transposed(x: Tree) -> Tree:
     # Some optimizers have a mask without leaves instead of the embedding.
-    return jax.tree.map(_transpose, x)
-
-
-def _transpose(x: Array) -> Array:
-    return x.T
+    return jax.tree.map(attrgetter("T"), x)
 
 
 def _mean(a: Array, b: Array) -> Array:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxgrow.axes.names import LAYERS, axis_kind, sibling_axis
-from jaxgrow.growth.maps import AxisMap, CopyMap, Growth, Maps, Rule, Rules, select
+from jaxgrow.growth.maps import AxisMap, CopyMap, Maps, Rule, Rules, select
 from jaxgrow.growth.matrices import SparseMap
-from jaxgrow.operators.registry import ModelForm, operator
+from jaxgrow.operators.registry import operator
 from jaxgrow.operators.targets import (
     HEADS,
     KV_HEADS,
@@ -80,17 +80,13 @@ def zero_pad(sizes: Sizes, target: Sizes) -> dict[str, CopyMap]:
     return growth
 
 
-def _always(growth: Growth, form: ModelForm) -> bool:
-    return True
-
-
 @operator(
     axes=WIDTHS,
     sizes="twice the old size, for all of them",
     preserves="yes",
     source="Shen et al. 2022",
     policies=("exact",),
-    preserves_for=_always,
+    preserves_for=lambda growth, form: True,
     example={"embed": 12, "heads": 6, "mlp": 18},
     inverts="bitwise",
 )
