@@ -123,7 +123,8 @@ def contract(matrices: Sequence[Matrix | None], x: Array) -> Array:
         )
         _fill(out, matrices, x)
         return out
-    return _contract(matrices, jnp.asarray(x)).astype(x.dtype)
+    found = _contract(matrices, jnp.asarray(x))
+    return found if found.dtype == x.dtype else found.astype(x.dtype)  # PRNG keys are not cast
 
 
 def product_flops(matrices: Sequence[Matrix | None], shape: Sequence[int]) -> list[float]:
