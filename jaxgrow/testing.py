@@ -1,8 +1,8 @@
 """Which laws should a growth operator satisfy? Assertions for the tests of your own operators.
 
 An operator is any function from a parameter tree to a parameter tree. All assertions raise
-`AssertionError`, through chex. Tolerances are absolute, and their defaults are for weights of order
-one in float64; choose them for your precision.
+`AssertionError`, also if a shape differs or a result is NaN. Tolerances are absolute, and their
+defaults are for weights of order one in float64; choose them for your precision.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,15 @@ from jaxgrow.axes.names import Params, Tree
 Operator: TypeAlias = Callable[[Params], Params]
 
 
+def _assert_close(found: Tree, expected: Tree, atol: float) -> None:
+    """Assert that two trees have equal shapes and close values, none of which is NaN."""
+    # For chex, NaN equals NaN, and a scalar equals an array of its values.
+    chex.assert_trees_all_equal(*(jax.tree.map(np.shape, tree) for tree in (found, expected)))
+    chex.assert_trees_all_close(found, expected, rtol=0, atol=atol)
+    nan = any(np.any(x != x) for x in jax.tree.leaves(found))
+    np.testing.assert_equal(nan, False, "some results are NaN")
+
+
 def assert_linear(operator: Operator, x: Params, y: Params, *, atol: float = 1e-12) -> None:
     """Assert that an operator is linear: ``f(2 x - 3 y) == 2 f(x) - 3 f(y)``.
 
@@ -28,7 +37,7 @@ def assert_linear(operator: Operator, x: Params, y: Params, *, atol: float = 1e-
     """
     mix = jax.tree.map(lambda a, b: 2 * a - 3 * b, x, y)
     expected = jax.tree.map(lambda a, b: 2 * a - 3 * b, operator(x), operator(y))
-    chex.assert_trees_all_close(operator(mix), expected, rtol=0, atol=atol)
+    _assert_close(operator(mix), expected, atol)
 
 
 def assert_inverse(down: Operator, up: Operator, small: Params, *, atol: float = 0.0) -> None:
@@ -40,7 +49,7 @@ def assert_inverse(down: Operator, up: Operator, small: Params, *, atol: float =
       small: the parameters ``s`` of the small model.
       atol: absolute tolerance of each entry; 0 requires bitwise equality.
     """
-    chex.assert_trees_all_close(down(up(small)), small, rtol=0, atol=atol)
+    _assert_close(down(up(small)), small, atol)
 
 
 def assert_idempotent(operator: Operator, x: Params, *, atol: float = 1e-12) -> None:
@@ -52,7 +61,7 @@ def assert_idempotent(operator: Operator, x: Params, *, atol: float = 1e-12) -> 
       atol: absolute tolerance of each entry.
     """
     once = operator(x)
-    chex.assert_trees_all_close(operator(once), once, rtol=0, atol=atol)
+    _assert_close(operator(once), once, atol)
 
 
 def assert_function_preserving(
@@ -76,9 +85,7 @@ def assert_function_preserving(
       inputs: inputs of both models.
       atol: absolute tolerance of each output.
     """
-    chex.assert_trees_all_close(
-        after(operator(params), inputs), before(params, inputs), rtol=0, atol=atol
-    )
+    _assert_close(after(operator(params), inputs), before(params, inputs), atol)
 
 
 def assert_gradient_duality(
@@ -102,9 +109,7 @@ def assert_gradient_duality(
       after: the loss of the grown model, a scalar function of its parameters.
       atol: absolute tolerance of each entry.
     """
-    chex.assert_trees_all_close(
-        jax.grad(after)(operator(params)), dual(jax.grad(before)(params)), rtol=0, atol=atol
-    )
+    _assert_close(jax.grad(after)(operator(params)), dual(jax.grad(before)(params)), atol)
 
 
 def assert_adjoint(
@@ -126,7 +131,10 @@ def assert_adjoint(
             for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
         )
 
-    np.testing.assert_allclose(inner(operator(x), y), inner(x, adjoint(y)), rtol=rtol)
+    large, small = operator(x), adjoint(y)
+    chex.assert_trees_all_equal_shapes(large, y)
+    chex.assert_trees_all_equal_shapes(small, x)
+    np.testing.assert_allclose(inner(large, y), inner(x, small), rtol=rtol, equal_nan=False)
 
 
 def assert_structure_kept(operator: Operator, params: Params) -> None:
