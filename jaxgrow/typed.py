@@ -175,6 +175,28 @@ def type_message(value: object, hint: object) -> str:
     return f"expected {describe_type(hint)}, but got {value!r}{near}"
 
 
+def check_choice(name: str, value: object, hint: object) -> None:
+    """Check that a value is allowed, if its type has literal values.
+
+    Args:
+      name: the name of the setting or argument.
+      value: its value.
+      hint: its type. Types without literal values are not checked.
+
+    Raises:
+      ValueError: the value is not allowed.
+
+    Example:
+      >>> check_choice("norm", "layernorm", Literal["layer", "rms"])
+      Traceback (most recent call last):
+      ValueError: norm must be 'layer' or 'rms', not 'layernorm'
+    """
+    # A type that is written as a string is not a literal value.
+    words = [x for x in allowed_values(hint) if isinstance(x, str) and x is not hint]
+    if words and not fits_type(value, hint):
+        raise ValueError(f"{name} must be {either_of(words)}, not {value!r}")
+
+
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """Return a question about the most similar name, for the end of a message; empty if none is.
 

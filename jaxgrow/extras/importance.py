@@ -30,6 +30,7 @@ from jaxgrow.models.config import EXPERTS, Config, Inputs
 from jaxgrow.models.modules import Linear
 from jaxgrow.models.norms import LayerNorm, RMSNorm
 from jaxgrow.models.stack import Observe
+from jaxgrow.typed import check_choice
 
 
 def residual_streams(config: Config, params: Params, inputs: Inputs) -> dict[str, jax.Array]:
@@ -207,6 +208,7 @@ def unit_importance(
 
       Lasby et al., `REAP the Experts <https://arxiv.org/abs/2510.13999>`_, 2025, Eq. 9
     """
+    check_choice("experts", experts, Literal["reap", "frequency"])
     found = _Activations(experts)
     # Values cannot leave a traced `jax.checkpoint`, so the pass runs without it.
     config = replace(config, remat="none")
@@ -244,10 +246,9 @@ def expert_utility(config: Config, params: Params, tokens: jax.Array) -> jax.Arr
 
     down_LEFD = mlp["down"]["kernel"]
 
-    def of_row(row_T: jax.Array) -> jax.Array:
-        return jnp.abs((jax.grad(loss)(down_LEFD, row_T) * down_LEFD).sum((-2, -1)))
-
-    return jax.lax.map(of_row, tokens).mean(0)
+    return jax.lax.map(
+        lambda row_T: jnp.abs((jax.grad(loss)(down_LEFD, row_T) * down_LEFD).sum((-2, -1))), tokens
+    ).mean(0)
 
 
 @runtime_checkable

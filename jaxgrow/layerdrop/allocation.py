@@ -22,6 +22,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgrow.layerdrop.execution import KeepMask
+from jaxgrow.typed import check_choice, field_types
 
 Measure: TypeAlias = Literal["loss_delta", "taylor"]
 Batch: TypeAlias = Any  # a pytree of arrays, the input of the loss
@@ -68,6 +69,7 @@ class Sensitivity:
     allow: tuple[int, ...] = ()
 
     def __post_init__(self):
+        check_choice("kind", self.kind, field_types(Sensitivity)["kind"])
         for name in ("after", "every", "p_min", "share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, but is {getattr(self, name)}")
@@ -109,6 +111,9 @@ def layer_sensitivity(
     Returns:
       The sensitivity of each layer, float32 [layers], not negative.
 
+    Raises:
+      ValueError: an unknown measure.
+
     Example:
       A "model" to which each layer adds a number. The second layer adds twice as much.
 
@@ -122,6 +127,7 @@ def layer_sensitivity(
       `Acceleration of Large Transformer Model Training by Sensitivity-Based Layer Dropping <https://doi.org/10.1609/aaai.v37i9.26321>`_,
       AAAI 2023
     """
+    check_choice("kind", kind, Measure)
     if kind == "taylor":
         return jnp.abs(_map(partial(_scale_slope, loss, layers), batches)).mean(0)
 

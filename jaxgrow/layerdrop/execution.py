@@ -8,6 +8,7 @@ equal keep masks. Masking the outputs of dropped layers would save no time.
 import zlib
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 
 import flax.struct as struct
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import custom_batching, lax
 from jax.tree_util import PyTreeDef
+
+from jaxgrow.typed import check_choice
 
 Array: TypeAlias = jax.Array | np.ndarray
 # Pytrees of arrays: the weights of a layer, and the value that passes through the layers.
@@ -73,11 +76,8 @@ class KeepMask:
           ValueError: indices that are not given separately for each stage.
         """
 
-        def of_stage(x: Array) -> Array:
-            return x[layers]
-
         own = self.layers
-        scale = jax.tree.map(of_stage, self.scale)
+        scale = jax.tree.map(itemgetter(layers), self.scale)
         if isinstance(own, tuple):
             return KeepMask(own[stage], scale, self.scaling)
         if own is not None and own.dtype != bool:
@@ -157,6 +157,7 @@ def scaled(apply: Callable[..., jax.Array], keep_mask: KeepMask) -> Callable[...
 
     if keep_mask.scale is None:
         return plain
+    check_choice("scaling of KeepMask", keep_mask.scaling, Literal["block", "sublayer"])
     return by_sublayer if keep_mask.scaling == "sublayer" else by_block
 
 
@@ -174,7 +175,9 @@ def conditional(
     a TypeError.
 
     Args:
-      apply: ``(w, x) -> x``, one layer.
+      apply: ``(w, x) -> x``, one layer. Values that are differentiated must be arguments: weights
+        that several layers share belong to ``x``. JAX raises an error if ``apply`` takes them from
+        an enclosing function.
 
     Returns:
       ``(keep bool [layers], stacked, x) -> x``. The weights ``stacked`` have a leading axis of
@@ -238,17 +241,13 @@ def _forward(
         return y, _written_back(saved, new.saved, i)
 
     def pullback(stacked: Weights, x: Carry) -> _Pullback:
-        w = jax.tree.map(_first_entry, stacked)
+        w = jax.tree.map(itemgetter(0), stacked)
         return _pulled(apply, w, x)[1]
 
     one: _Pullback = _eval_shape(pullback, stacked, x)
     saved = [_blank((len(keep), *s.shape), s.dtype) for s in one.saved]
     y, saved = _scan(keep, stacked, (x, varying(saved, (keep, stacked, x))), run)
     return y, one.replace(saved=saved)
-
-
-def _first_entry(a: jax.Array) -> jax.Array:
-    return a[0]
 
 
 def _backward(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypedDict, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -192,10 +192,7 @@ class Config:
                     f"{type(self).__name__}: {f.name} is {getattr(self, f.name)}, but must be at "
                     "least 0 and below 2**127"
                 )
-            value = getattr(self, f.name)
-            if get_origin(f.type) is Literal and not typed.fits_type(value, f.type):
-                allowed = typed.either_of(typed.allowed_values(f.type))
-                raise ValueError(f"{f.name} must be {allowed}, not {value!r}")
+            typed.check_choice(f.name, getattr(self, f.name), f.type)
         if self.loop is not None and not (self.loops and self.loop.end <= self.layers):
             why = f"has {self.layers} layers" if self.loops else "runs each layer only once"
             raise ValueError(

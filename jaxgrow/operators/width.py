@@ -23,6 +23,7 @@ from jaxgrow.operators.targets import (
     multiple_sizes,
     width_axes,
 )
+from jaxgrow.typed import check_choice
 
 __all__ = ["aki", "fpi", "hypercloning", "lemon"]
 
@@ -212,8 +213,8 @@ def lemon(
 
     Args:
       {arguments}
-      norm: the norm of the model: LayerNorm, RMSNorm, or a LayerNorm without a scale, which
-        cannot compensate for remaining slots.
+      norm: the norm of the model: "layer" (LayerNorm), "rms" (RMSNorm), or "unscaled", a LayerNorm
+        without a scale, which cannot compensate for remaining slots.
 
     Returns:
       One map for each axis of ``target``; `Rules` if the new size of ``embed`` is not a multiple of
@@ -229,6 +230,7 @@ def lemon(
     References:
       Wang et al., `LEMON: Lossless Model Expansion <https://arxiv.org/abs/2310.07999>`_, ICLR 2024
     """
+    check_choice("norm", norm, Literal["layer", "rms", "unscaled"])
     rng = np.random.default_rng(seed)
     found = grown_sizes("lemon", WIDTHS, sizes, target)
     growth: dict[str, AxisMap] = {}

@@ -17,7 +17,10 @@ from jaxgrow.axes import leaves
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, identity, new_sizes, repeat, select, tile
 from jaxgrow.growth.matrices import SparseMap
+from jaxgrow.layerdrop import KeepMask, LayerDrop, Sensitivity, layer_sensitivity
+from jaxgrow.layerdrop.execution import scaled
 from jaxgrow.models import GPT2Config
+from jaxgrow.operators.ligo import LiGO
 
 PARAMS = {"mlp": {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)}, "scale": np.zeros(5)}
 AXES = {"mlp": {"kernel": ("embed.in", "mlp"), "bias": ("mlp",)}, "scale": ("head",)}
@@ -179,7 +182,14 @@ def test_a_prng_key_is_copied_but_not_scaled():
         grow({"mlp": tile(3, 2)}, keys, {"a": {"b": ("mlp.in.bias",)}})
     with raises("a/b: has dtype key<fry>, and is not known to be the same in both models"):
         interpolate(keys, {"a": {"b": keys["a"]["b"][::-1]}}, 0.5)
-    assert grow({}, keys, {"a": {"b": ("mlp",)}})["a"]["b"] is keys["a"]["b"]
+    axes = {"a": {"b": ("mlp",)}}
+    assert grow({}, keys, axes)["a"]["b"] is keys["a"]["b"]
+    larger = partial(grow, {"mlp": tile(3, 2)}, axes=axes)
+    for apply in (larger, jax.jit(larger)):
+        copied = apply(keys)["a"]["b"]
+        np.testing.assert_array_equal(
+            jax.random.key_data(copied), np.tile(jax.random.key_data(keys["a"]["b"]), (2, 1))
+        )
 
 
 @pytest.mark.parametrize("xp", [np, jnp])
@@ -383,3 +393,31 @@ OF_WRONG_TYPES = [
 def test_arguments_of_a_wrong_type_are_told_what_they_should_be(call, says):
     with pytest.raises(TypeError, match=says):
         call()
+
+
+# --- settings with a few values ---
+
+DATA = np.ones(1)
+TYPOS = [
+    (lambda name: LayerDrop(time=name), "time", "pld", "linear"),
+    (lambda name: LayerDrop(depth=name), "depth", "linear", "algorithm1"),
+    (lambda name: LayerDrop(keep=name), "keep", "published", None),
+    (lambda name: LayerDrop(scale=name), "scale", "sublayer", "none"),
+    (lambda name: LayerDrop(execution=name), "execution", "cond", "gather"),
+    (lambda name: LayerDrop(dropped=name), "dropped", "momentum", "freeze"),
+    (lambda name: Sensitivity(kind=name), "kind", "loss_delta", "influence"),
+    (lambda name: layer_sensitivity(lambda keep, x: x, 2, DATA, kind=name), "kind", "loss_delta", "loss_delta"),
+    (lambda name: scaled(lambda w, x: x, KeepMask(None, DATA, name)), "scaling of KeepMask", "block", "sublayer"),
+    (lambda name: LiGO(depth=name), "depth", "stack", "normalised"),
+    (lambda name: LiGO(width=name), "width", "normalised", "zero"),
+    (lambda name: ops.lemon(LARGE, {"mlp": 24}, norm=name), "norm", "layer", "rms"),
+    (lambda name: ops.lemon(LARGE, {"mlp": 24}, norm=name), "norm", "layer", "unscaled"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("use", "name", "first", "other"), TYPOS)
+def test_a_misspelled_value_of_a_setting_is_refused(use, name, first, other):
+    for right in (first, other):
+        use(right)
+    with pytest.raises(ValueError, match=f"^{name} must be '.*', not '{first}_'"):
+        use(f"{first}_")
