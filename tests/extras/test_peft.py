@@ -260,11 +260,11 @@ REFUSED = {
     "peft_type": ("LOHA", 'peft_type "LOHA"'),
     "bias": ("all", 'bias "all"'),
     "lora_bias": (True, "lora_bias true"),
-    "layer_replication": ([[0, 2]], "layer_replication"),
+    "layer_replication": ([[0, 2]], "layer_replication.*PEFT cannot merge it either"),
     "trainable_token_indices": ([1], "trainable_token_indices"),
     "target_parameters": (["mlp.experts"], "target_parameters"),
     "use_qalora": (True, "use_qalora true"),
-    "alora_invocation_tokens": ([1, 2], "alora_invocation_tokens"),
+    "alora_invocation_tokens": ([1, 2], "alora_invocation_tokens.*PEFT cannot merge it either"),
     "a_key_of_another_version": ({"scale": 2}, "a_key_of_another_version"),
     "init_lora_weights": ("olora", '"olora". .*path_initial_model_for_weight_conversion'),
     "r": (0, "r is 0, but should be a positive number"),
@@ -342,6 +342,28 @@ def test_a_tied_embedding_that_was_trained_alone_is_refused(tmp_path):
     trained(base, tmp_path / "lora", modules_to_save=["embed_tokens"])
     with pytest.raises(CheckpointError, match="the head of this model is tied to it"):
         peft.read_peft(tmp_path / "lora", checkpoints.open_checkpoint(base).config)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT warns as well
+def test_a_lora_of_a_tied_embedding_is_merged_after_the_head_is_separated(tmp_path, capsys):
+    """A merge into the tied model changes the head as well, and so the function."""
+    base = made(tmp_path / "base", "GemmaForCausalLM")
+    trained(base, tmp_path / "lora", target_modules=["q_proj", "embed_tokens"])
+    stack = ("grow", base, tmp_path / "b", "--method", "stack", "--layers", 4, "--lora")
+    error = refused(capsys, *stack, tmp_path / "lora")
+    assert "after its head was separated from the embedding" in error
+    ran(capsys, "grow", base, tmp_path / "untied", "--method", "untie")
+    tokens = torch.tensor(np.random.default_rng(0).integers(2, 11, (2, 7)))
+
+    def logits(model):
+        with torch.no_grad():
+            return model.eval()(tokens).logits.numpy()
+
+    adapted = published.PeftModel.from_pretrained(opened(base), tmp_path / "lora")
+    right = logits(adapted)
+    assert np.abs(logits(adapted.merge_and_unload()) - right).max() > 1e-2
+    untied = published.PeftModel.from_pretrained(opened(tmp_path / "untied"), tmp_path / "lora")
+    np.testing.assert_allclose(logits(untied.merge_and_unload()), right, rtol=0, atol=1e-4)
 
 
 WIDER = ("--embed", 32, "--heads", 8, "--kv-heads", 4, "--mlp", 40)

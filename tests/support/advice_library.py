@@ -13,6 +13,7 @@ import runs
 from advice import Case, Place, cli, command, last, part, parts, settings, without
 from finetunings import FAMILIES
 from orbax.checkpoint import v1 as ocp
+from safetensors.numpy import load_file, save_file
 
 from jaxgrow import checkpoints
 from jaxgrow.extras.models.cait import CaiTConfig
@@ -42,6 +43,14 @@ def _adapted(folder: Path) -> Path:
 def _prefix(folder: Path) -> Path:
     file = gpt2.lora_folder(folder) / "adapter_config.json"
     file.write_text(file.read_text().replace("LORA", "PREFIX_TUNING"))
+    return folder
+
+
+def _of_embedding(folder: Path) -> Path:
+    """A LoRA of the queries, the values and the embedding."""
+    file = gpt2.lora_folder(folder) / "adapter_model.safetensors"
+    name = "base_model.model.transformer.wte.lora_embedding_A"
+    save_file({**load_file(file), name: np.ones((2, gpt2.CONFIG.vocab), np.float32)}, file)
     return folder
 
 
@@ -137,6 +146,7 @@ MAKERS = {
     "reading": _model(FAMILIES["gpt2"], reads=True),
     "lora": gpt2.lora_folder,
     "prefix": _prefix,
+    "of_embedding": _of_embedding,
     "old": _model(FAMILIES["gpt2"]),
     "bare": _model(FAMILIES["gpt2"]),
     "adapted": _adapted,
@@ -228,6 +238,9 @@ COMMANDS = [
     Case("that does not take a LoRA, merge it", lambda p: command(*p.words("grow {adapted} {new} --method untie")),
         lambda p, said: command(*p.words("grow {gpt} {new} --method untie"))),  # as if it were merged
     cli("no weight files whose size", "grow {gpt} {new} --method stack --layers 8 --to orbax --shard-size 1GB"),
+    Case("after its head was separated",
+        lambda p: command(*p.words("grow {gpt} {new} --method stack --layers 8 --lora {of_embedding}")),
+        lambda p, said: command(*p.words("grow {gpt} {new}"), *parts(r"(--method) (\w+)", said))),
     cli("PEFT cannot merge it either", "grow {llama} {new} --method stack --layers 4 --lora {prefix}",
         lambda words, said: words[:-2] if "grow the model alone" in said else words),
     cli("--to orbax writes any", "grow {gpt} {new} --method hypercloning --embed 24", "--to orbax"),

@@ -37,7 +37,7 @@ _TASKS = {
 _NEVER_MERGED = {
     *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE"),
     *("ADAPTION_PROMPT", "POLY", "XLORA", "SHADOW"),
-    *("alora_invocation_tokens", "arrow_config"),
+    *("alora_invocation_tokens", "arrow_config", "layer_replication"),
 }
 
 

@@ -105,10 +105,16 @@ def read_peft(
         gains = _read_gains(found, targets, config, lora, factors, base) if settings.dora else {}
         saved = _read_saved(found, names, config)
         if unknown := [name for name in found.tensors if name not in found.known]:
+            # A merge changes the shared weights, and thereby the embedding and the head.
+            first = (
+                " after its head was separated from the embedding with jaxgrow grow SRC DST --method untie"
+                if config.tied and not all(re.search(r"\.\d+\.", name) for name in unknown)
+                else ""
+            )
             raise CheckpointError(
                 f"{file} has {listed(unknown, most=5)}. Either the layers of {names.family.architecture} do "
                 f"not have such kernels, or {CONFIG} does not name their modules. If PEFT reads the adapter, merge it into its "
-                "model (merge_and_unload), and grow the merged model"
+                f"model{first} (merge_and_unload), and grow the merged model"
             )
         return PeftAdapter(config, lora, factors, saved, settings.about, *names, gains, notes)
 
