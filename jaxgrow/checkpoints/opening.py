@@ -1,6 +1,7 @@
 """How is a checkpoint on disk opened as a `Source`, or loaded?"""
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -9,7 +10,14 @@ from jax.sharding import Mesh
 
 from jaxgrow.axes.names import Params
 from jaxgrow.checkpoints.hf.storage import HuggingFace
-from jaxgrow.checkpoints.io.files import RECORD, CheckpointError, at_step, inside, read_json
+from jaxgrow.checkpoints.io.files import (
+    ADAPTER,
+    RECORD,
+    CheckpointError,
+    at_step,
+    inside,
+    read_json,
+)
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.models import Config
 from jaxgrow.registry import Registry
@@ -56,7 +64,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     folder = LOCATIONS["snapshot"](folder)
     if not folder.is_dir():
         raise CheckpointError(
-            f"there is no folder {folder}. jaxgrow reads models from disk and does not download them"
+            f"there is no folder {folder}{', but a file: give its folder' * folder.is_file()}. jaxgrow reads models from "
+            "disk and does not download them"
         )
     with one_line(CheckpointError, f"{folder} cannot be read"):
         if step is None and (folder / RECORD).is_file() and (folder / "params").is_dir():
@@ -70,11 +79,17 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
             raise CheckpointError(
                 f"{folder} is not the folder of a run with checkpoints, so it has no step {step}. Give the folder alone"
             )
+        if (folder / ADAPTER[0]).is_file() and not os.path.lexists(folder / "config.json"):
+            raise CheckpointError(
+                f"{folder} holds only an adapter: give the folder of its base model. The commands grow, coalesce, "
+                f"decoalesce and prune change both with --lora {shlex.quote(str(folder))}"
+            )
         if _is_huggingface(folder):
             return HuggingFace(folder)
     raise CheckpointError(
         f"{folder} is neither a finished run nor a Hugging Face folder. A run writes {RECORD} and params/ when it "
-        "ends, and checkpoints before; a Hugging Face folder has a config.json that names an architecture"
+        "ends, and checkpoints before; a Hugging Face folder has a config.json that names an architecture. Only the "
+        "commands grow and inspect read checkpoints of other trainers"
     )
 
 

@@ -91,6 +91,8 @@ def test_models_of_two_tokenizers_are_noted(tmp_path, folder, capsys):
 def test_inspect_requires_the_format_that_is_given(folder, capsys):
     error = refused(capsys, "inspect", folder, "--format", "maxtext")
     assert f"{folder} contains no Orbax checkpoint" in error
+    error = refused(capsys, "inspect", folder / "model.safetensors")
+    assert "model.safetensors, but a file: give its folder. jaxgrow" in error
     error = refused(capsys, "inspect", folder, "--head-dim", 4, status=2)
     assert "--head-dim: only checkpoints of other trainers need it" in error
 

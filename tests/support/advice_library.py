@@ -241,6 +241,8 @@ COMMANDS = [
     Case("after its head was separated",
         lambda p: command(*p.words("grow {gpt} {new} --method stack --layers 8 --lora {of_embedding}")),
         lambda p, said: command(*p.words("grow {gpt} {new}"), *parts(r"(--method) (\w+)", said))),
+    Case("holds only an adapter", lambda p: command(*p.words("grow {lora} {new} --method stack --layers 8")),
+        lambda p, said: command(*p.words("grow {gpt} {new} --method stack --layers 8"), *parts(r"(--lora) (\S+)", said))),
     cli("PEFT cannot merge it either", "grow {llama} {new} --method stack --layers 4 --lora {prefix}",
         lambda words, said: words[:-2] if "grow the model alone" in said else words),
     cli("--to orbax writes any", "grow {gpt} {new} --method hypercloning --embed 24", "--to orbax"),

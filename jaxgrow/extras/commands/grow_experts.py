@@ -14,11 +14,17 @@ from jaxgrow.extras.rounding import rounding_notes
 
 def grow_to_experts(a: argparse.Namespace) -> None:
     """Turn the MLPs of a model into experts."""
-    why = f"PEFT does not support LoRA on the experts that {a.method} creates. First merge the LoRA into SRC with PEFT"
-    refuse_options(a, why, "lora", "lora_only")
-    why = f"not supported for {a.method}, which does not grow an optimizer state"
+    refuse_options(
+        a,
+        f"PEFT does not support LoRA on the experts that {a.method} creates. First merge the LoRA into SRC with PEFT",
+        *("lora", "lora_only"),
+    )
     policy = () if a.optimizer == "drop" else ("optimizer",)
-    refuse_options(a, why, *policy, "optimizer_state", "format", "names", "head_dim")
+    refuse_options(
+        a,
+        f"not supported for {a.method}, which does not grow an optimizer state",
+        *(*policy, "optimizer_state", "format", "names", "head_dim"),
+    )
     refuse_options(a, f"{a.method} does not average layers", "blend")
     refuse_options(a, "the routers of new experts are random, by --seed", "noise")
     refuse_options(a, f"{a.method} makes no loop", "loop")

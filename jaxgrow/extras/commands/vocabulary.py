@@ -125,8 +125,11 @@ class _Renumbered:
 
 def prune_vocabulary(a: argparse.Namespace) -> None:
     """Run ``jaxgrow prune --vocab``."""
-    why = "--vocab keeps given tokens, so nothing is measured; prune again for other sizes"
-    refuse_options(a, why, *AXES, "experts", "params", "scores", "data", "by", "keep")
+    refuse_options(
+        a,
+        "--vocab keeps given tokens, so nothing is measured; prune again for other sizes",
+        *(*AXES, "experts", "params", "scores", "data", "by", "keep"),
+    )
     source, old = _source_with_vocabulary(a)
     kept = _kept_tokens(a.vocab, old)
     new = {int(token): i for i, token in enumerate(kept)}
