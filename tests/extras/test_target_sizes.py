@@ -167,6 +167,15 @@ def of_other_values(stored):
     return {name: x + (np.nan if name.endswith("/mlp") else 0) for name, x in stored.items()}
 
 
+def test_no_other_file_is_removed_for_scores(folder, tmp_path, capsys):
+    """The file may hold the weights of a model, such as those of SRC."""
+    model = folder / "llama"
+    words = ("prune", model, tmp_path / "b", "--layers", 1, "--scores", model / "model.safetensors")
+    assert main([*map(str, words)]) == 1
+    error = capsys.readouterr().err
+    assert "Give another path, to which" in error and "remove" not in error
+
+
 @pytest.mark.parametrize(("change", "message"), [
     (of_other_values, "the scores 'mlp' are not finite. Give another file, or remove"),
     (lambda s: {n: x.astype(np.float64) for n, x in s.items()}, r"the scores '.*' are F64 .*, but must be F32"),

@@ -108,7 +108,7 @@ def read_scores(file: Path, source: Checkpoint) -> Scores:
     if marks != {mark}:
         raise CheckpointError(
             f"{file} has the scores of another model: its fingerprint is {listed(sorted(marks), most=1)[:80]}, "
-            f"but {source.folder} has {mark}. {way_out}"
+            f"but {source.folder} has {mark}. Give another path, to which the scores of this model are written"
         )
     expected = expected_scores(source)
     found = {name.partition("/")[2]: tensor for name, tensor in stored.items()}
