@@ -74,7 +74,8 @@ def grow_vocabulary(a: argparse.Namespace) -> None:
             f"the tokenizer has the ids 0 to {used - 1}, so it would give the id {used} to the next token. To "
             f"remove the unused rows before, run {shlex.join(['jaxgrow', 'prune', str(a.src)])} DST --vocab {used}"
         )
-    transform_model(a, source, growth, arguments, notes)
+    # They are about the model and its files.
+    transform_model(a, source, growth, arguments, notes * (not a.lora_only))
 
 
 def _source_with_vocabulary(a: argparse.Namespace) -> tuple[Checkpoint, int]:
@@ -139,7 +140,8 @@ def prune_vocabulary(a: argparse.Namespace) -> None:
     with errors_with_options():
         growth = operators.keep_units(source.sizes(), {VOCAB: kept})
     arguments = {"target": {VOCAB: len(kept)}, "vocab": a.vocab, "tokenizer": _UNCHANGED}
-    notes = [
+    # The note is about the files of the model.
+    notes = (not a.lora_only) * [
         f"{_UNCHANGED}: token i has the row of the old token with the i-th smallest kept id, of "
         f"{len(kept)}; ids of special tokens in config.json and {_GENERATION} follow"
     ]
