@@ -58,8 +58,9 @@ def test_a_tracker_gets_what_the_log_has(tmp_path, monkeypatch, experiment):
 
 
 def test_loggers_may_change_in_a_resumed_run(experiment):
-    other = replace(experiment, loggers=("mlflow",))
-    assert resume_conflicts(experiment_json(experiment), experiment_json(other)) == []
+    for before, after in (((), ("mlflow",)), (("wandb",), ("mlflow",)), (("wandb",), ())):
+        both = (experiment_json(replace(experiment, loggers=of)) for of in (before, after))
+        assert resume_conflicts(*both) == []
 
 
 @pytest.mark.parametrize(("at", "points"), [(1, 0), ("end", 2)])

@@ -39,7 +39,8 @@ CLASSES: Mapping[str, Class] = {
     **dict.fromkeys(("data.*", "optim.*", "model.*", "method.*"), "objective"),
     **dict.fromkeys(("accumulate", "parallel", "mesh", "mesh.*"), "execution"),
     **dict.fromkeys(("on_nan", "most_skipped"), "execution"),
-    **dict.fromkeys(("eval_every", "eval_batches", "log_every", "loggers"), "observation"),
+    **dict.fromkeys(("eval_every", "eval_batches", "log_every"), "observation"),
+    **dict.fromkeys(("loggers", "loggers.*"), "observation"),
     **dict.fromkeys(("checkpoint_every", "checkpoint_minutes", "keep_every"), "observation"),
 }
 
