@@ -205,6 +205,7 @@ def test_the_result_is_told_in_words(comparison, tmp_path):
 @pytest.mark.parametrize(("cost", "loss", "cell", "says"), [
     (39.0, 7.0, "above the frontier", "saved nothing: it ended above every run from scratch."),
     (10.0, 7.0, "cheaper than the frontier", "costs less than the shortest run from scratch and ends above it"),
+    (19.9, 7.0, "cheaper than the frontier", "costs less than the shortest run from scratch and ends above it"),
     (39.0, 3.6, "", "more FLOPs than a run from scratch (one seed)"),
     (20.0, 3.4, "", "fewer FLOPs than a run from scratch (one seed)"),
 ])  # fmt: skip
@@ -216,7 +217,11 @@ def test_the_result_of_one_seed_is_told_in_words(comparison, tmp_path, cost, los
     shown = tables(markdown_report(found))[0]["one"]["FLOPs saved vs. frontier"]
     assert shown == cell if cell else shown.endswith("%")
     equal = "scratch-x0.5, from scratch with the same cost, has a loss of 4.0000"
-    assert (equal in line) == (cost == 20)
+    advised = line.partition("add --frontier ")[2].split(". ")[0]
+    assert bool(advised) == cell.startswith("cheaper")
+    # The baseline costs 40, and the advised run costs less than this one.
+    assert not advised or 0 < 40 * float(advised) < cost
+    assert (equal in line) == (cost in (19.9, 20.0))
 
 
 SHORT = (20.0, 4.0)

@@ -226,9 +226,10 @@ def _saving_words(row: Row) -> str:
         some = f" with {count} of {len(saved)} seeds" * (count < len(saved))
         if above:
             return f"has no mean saving, because{some} it ended above every run from scratch and saved nothing."
+        # The new run costs less than this one, also after rounding.
         return (
             f"has no known saving, because{some} it costs less than the shortest run from scratch and ends above it; "
-            f"add --frontier {row['flops']:.2g}."
+            f"add --frontier {0.9 * row['flops']:.2g}."
         )
     value = round(mean(saved), 3)  # the rounded value decides between "more" and "fewer"
     half = row["saved_frontier_interval"]
