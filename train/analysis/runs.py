@@ -218,7 +218,10 @@ def refuse_unlike(configs: Sequence[tuple[str, Json]]) -> None:
         if wrong:
             hint = ""
             if any("batch" in w for w in wrong):
-                hint = ", such as CONFIG:batch=8:eval_batches=4 and CONFIG:batch=16:eval_batches=2"
+                hint = (
+                    ", such as CONFIG:batch=8:eval_batches=4 and CONFIG:batch=16:eval_batches=2; a sweep takes one batch, "
+                    "so sweep the settings of each batch in another --workdir"
+                )
             raise UserError(
                 f"{first} and {name} are not evaluated in the same way: {'; '.join(wrong)}; "
                 f"compare runs that agree in these{hint}"
