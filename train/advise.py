@@ -176,7 +176,7 @@ def recipe_forecast(
 ) -> Answer:
     """Return the forecast of a recipe; ``grown`` is the experiment with its method."""
     size = parameter_count(experiment)
-    tokens = experiment.steps * experiment.mean_batch * experiment.model.length / size
+    tokens = experiment.steps * experiment.batch * experiment.model.length / size
     family = type(experiment.model).__name__.removesuffix("Config")
     setting = (family, OPTIMIZERS[experiment.optim.name], size, tokens)
     cost = grown.cost / experiment.cost
@@ -553,6 +553,11 @@ def main() -> None:
         raise UserError(
             f"{experiment.name} trains with {', '.join(type(m).__name__ for m in modifiers)}, which the recipes would leave "
             "out; give a training from scratch without modifiers"
+        )
+    if experiment.ramp:
+        raise UserError(
+            f"{experiment.name} has ramp={experiment.ramp}, but forecasts and pilots are for batches of one size: set ramp=(); "
+            "docs/results/baselines.md has the savings that were measured with a ramp"
         )
     if arguments.budget is not None:
         experiment = with_budget(experiment, arguments.budget)

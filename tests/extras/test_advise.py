@@ -351,12 +351,14 @@ def test_the_config_that_is_written_imports_whatever_it_names(tmp_path):
     assert load_experiment(out) == other
 
 
-@pytest.mark.parametrize(("method", "says"), [
-    (runs.VCYCLE, "not a training from scratch (its method is VCycle); give its baseline"),
-    (Scratch((DropLayers(LayerDrop(theta=0.5)),)), "DropLayers, which the recipes would leave"),
-], ids=["V-cycle", "modifiers"])  # fmt: skip
-def test_what_is_no_baseline_is_refused(tmp_path, method, says):
-    script = runs.script(tmp_path, runs.experiment(tmp_path, method=method))
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"method": runs.VCYCLE}, "not a training from scratch (its method is VCycle); give its baseline"),
+    ({"method": Scratch((DropLayers(LayerDrop(theta=0.5)),))}, "DropLayers, which the recipes would leave"),
+    # The small model has fewer tokens than its part of the steps, and other batches than the large one.
+    ({"ramp": (0.5,)}, "has ramp=(0.5,), but forecasts and pilots are for batches of one size: set ramp=()"),
+], ids=["V-cycle", "modifiers", "ramp"])  # fmt: skip
+def test_what_is_no_baseline_is_refused(tmp_path, changes, says):
+    script = runs.script(tmp_path, runs.experiment(tmp_path, **changes))
     assert says in refused(lambda: command("train.advise", script))
 
 

@@ -610,6 +610,8 @@ COMMANDS = [
         values_of(r"at most (\d)", "--utilisation"), slow=True),
     cli("--on must be kind:size", "train.preflight {config} --on cpu:0", last(r"(cpu:\d)"), slow=True),
     cli("--write takes the name", "train.advise {config} --write advised.txt", "--write {new}.py", slow=True),
+    cli("forecasts and pilots are for batches", "train.advise {config}:ramp=0.5",
+        lambda words, said: [w.replace("ramp=0.5", part(r"set (ramp=\(\));", said)) for w in words], slow=True),
     cli("--budget must be between", "train.advise {config} --budget 1", values_of(r"one step, ([0-9.e+]+),", "--budget")),
     cli("--at takes parameters", "train.scaling scratch={comparison} scratch={bigger} --at 5",
         values_of(r"such as ([0-9e:]+),", "--at")),
@@ -739,6 +741,8 @@ OTHERS = [
         changed("lower its optim.peak_lr", "1e38", "1e-3"), slow=True),
     cli("such as CONFIG:batch=8", "train.compare {config} {config}:name=b:batch=4 --workdir {new}",
         changed(":eval_batches=", "batch=4", "batch=4:eval_batches=4"), slow=True),
+    cli("a sweep takes one batch", "train.sweep {config} --set batch=4,8 --workdir {new}",
+        changed("sweep the settings of each batch", "batch=4,8", "batch=4"), slow=True),
 ]  # fmt: skip
 
 
