@@ -169,6 +169,10 @@ def test_rank_correlation_by_hand(first, told):
     (("--by", "hypercloning"), "race: no operator reaches the sizes of the large model: hypercloning: axis 'layers': "),
     (("--by", ""), "--by names no operator"),
     (("--seeds", "1,0,1"), "--seeds names 1 more than once"),
+    (("--set", "steps=9"), "steps=9 has no effect on a race, which has its own --steps: leave it out"),
+    (("--set", "seed=9"), "seed=9 has no effect on a race, which has its own --seeds: leave it out"),
+    (("--set", "optim.decay=0.5"), "has no effect on a race, which has its own constant learning rate: leave it out"),
+    (("--set", "method.drop.theta=0.5"), "has no effect on a race, which has its own method: leave it out"),
 ])  # fmt: skip
 def test_bad_input(folder, options, says):
     assert says in refused(lambda: raced(folder, *options))

@@ -21,6 +21,14 @@ TOKENIZER = argument(
 )
 
 
+# What a race decides, by the settings of its config that it replaces.
+_OF_THE_RACE = {
+    **dict.fromkeys(("steps", "epochs", "seconds"), "--steps"),
+    **dict.fromkeys(("optim.schedule", "optim.decay", "optim.floor"), "constant learning rate"),
+    **{"seed": "--seeds", "eval_every": "evaluations", "name": "names"},
+}
+
+
 def _new_config(text: str) -> Path:
     if not text.endswith(".py"):
         raise UserError(f"--write takes the name of a config file, FILE.py, not {text}")
@@ -81,9 +89,15 @@ def _operators(text: str) -> list[str]:
     return names
 
 
-def _race_steps(a: Namespace) -> None:
+def _race_settings(a: Namespace) -> None:
     if a.steps < 20:
         raise UserError(f"--steps must be at least 20, but is {a.steps}")
+    for setting in [*a.set, *a.config.split(":")[1:]]:
+        name = setting.partition("=")[0]
+        if name in _OF_THE_RACE or name.startswith("method."):
+            raise UserError(
+                f"{setting} has no effect on a race, which has its own {_OF_THE_RACE.get(name, 'method')}: leave it out"
+            )
 
 
 def _extrapolated(text: str) -> tuple[float, float]:
@@ -431,7 +445,7 @@ _EXTRA_COMMANDS = {
             workdir_argument("runs/race"),
             set_argument(),
         ),
-        (_race_steps,),
+        (_race_settings,),
     ),
     "scaling": Arguments(
         (

@@ -33,9 +33,8 @@ class RunData:
         training, validation = e.data.sources(e.model)
         mine, few = _own_rows(e, mesh)
         about = e.data.identity(e.model)
-        before = None
-        if origin is not None and not workdir.begun:  # later, the other run may be gone
-            before = (origin.folder, origin.record())
+        # Later, the other run may be gone.
+        before = None if origin is None or workdir.begun else (origin.folder, origin.record())
         self.order, self.continued = order_of(e, workdir, about, training, before)
         order = self.order
         orders = [(part.seed, part.first) for part in order.parts.values()]

@@ -84,10 +84,11 @@ class Recorder:
         if self._waiting is None:
             return
         (step, totals, values), self._waiting = self._waiting, None
-        lists = {}
-        for name, value in values.items():
-            if np.ndim(value) and name != "skips":
-                lists[name] = [round(float(x), 4) for x in np.asarray(value)]
+        lists = {
+            name: [round(float(x), 4) for x in np.asarray(value)]
+            for name, value in values.items()
+            if np.ndim(value) and name != "skips"
+        }
         numbers = self.settled(step, {k: v for k, v in values.items() if k not in lists})
         self._write(step, totals, {**numbers, **lists})
         self.progress.show(step, totals, numbers.get("loss"))
