@@ -265,6 +265,8 @@ def test_a_nan_stops_the_run_and_keeps_the_last_checkpoint(
     back = (
         f"the last good checkpoint is kept in .*/{last}; to continue from it, add --from .*@{last}"
     )
+    # Other commands, such as train.compare, have no --from.
+    back += ", a new --workdir, and a lower optim.peak_lr to python -m train.pretrain CONFIG"
     back = "no checkpoint was saved before it" if last is None else back
     with pytest.raises(UserError, match=f"{says}.*; {back}"):
         pretrain.run_experiment(runs.experiment(tmp_path, **changes), run)

@@ -179,7 +179,7 @@ def _way_back(workdir: Workdir) -> str:
         return "no checkpoint was saved before it; lower optim.peak_lr or raise optim.warmup, in a new --workdir"
     return (
         f"the last good checkpoint is kept in {workdir.checkpoints / str(step)}; to continue from it, add --from "
-        f"{workdir.folder}@{step}, a new --workdir, and a lower optim.peak_lr"
+        f"{workdir.folder}@{step}, a new --workdir, and a lower optim.peak_lr to python -m train.pretrain CONFIG"
     )
 
 
@@ -415,9 +415,7 @@ class Trainer:
         devices = token_devices(self.mesh)
         setting = PhaseStart(self.models, first, samples, e.accumulate, e.seed, devices)
         plans = step_plans(phase, model, setting)
-        notes = {}
-        for modifier in phase.modifiers:
-            notes |= modifier.notes(model)
+        notes = {k: v for m in phase.modifiers for k, v in m.notes(model).items()}
         if first == phase.end and not self.validation:
             self.validate(first, model)  # as after the last step
         held = packed(model)
