@@ -54,6 +54,19 @@ def test_epochs_are_scaled_as_steps(tmp_path):
         assert found[1].steps == (steps or round(found[0].steps / 2))
 
 
+@pytest.mark.parametrize(("first", "second"), [
+    ({"steps": 400}, {"epochs": 2.0}),
+    ({"epochs": 2.0}, {"steps": 400}),
+    # As many samples in half of the steps.
+    ({"epochs": 2.0}, {"epochs": 2.0, "batch": 16, "eval_batches": 1}),
+    ({"epochs": 2.0}, {"epochs": 2.0, "ramp": (0.5,)}),
+])  # fmt: skip
+def test_without_settings_no_cost_has_changed(tmp_path, first, second):
+    made = [runs.experiment(tmp_path, **{"steps": 0} | of) for of in (first, second)]
+    texts = [runs.script(tmp_path, replace(e, name=n)) for e, n in zip(made, "ab", strict=True)]
+    assert load_alike(texts, [])[1] == []
+
+
 @pytest.mark.parametrize(("own", "overrides"), [
     (":steps=400", []), ("", ["model.layers=8"]), (":method.source.steps=0.2", ["steps=200"]),
 ])  # fmt: skip

@@ -65,7 +65,8 @@ def _scaled_overrides(
 def _changed_costs(loaded: Sequence[Experiment], own: Sequence[Experiment | None]) -> Iterator[str]:
     """Yield a sentence for each config whose cost relative to the baseline has changed."""
     for after, before in zip(loaded[1:], own[1:], strict=True):
-        if before is None or own[0] is None:
+        # Without the corpus, steps and epochs cannot be compared.
+        if before is None or own[0] is None or (before.epochs is None) != (own[0].epochs is None):
             continue
         # A config may be valid only together with the settings of the command line.
         with suppress(UserError, ValueError, ArithmeticError):
@@ -82,7 +83,7 @@ def _changed_costs(loaded: Sequence[Experiment], own: Sequence[Experiment | None
 
 def _cost_per_epoch(experiment: Experiment) -> float:
     """Return the cost of an experiment; without steps, the number of steps is in proportion to the epochs."""
-    steps = experiment.steps or round(1e6 * (experiment.epochs or 1))
+    steps = experiment.steps or round(1e7 * (experiment.epochs or 1) / experiment.mean_batch)
     return replace(experiment, steps=steps, epochs=None).cost
 
 
