@@ -569,6 +569,7 @@ COMMANDS = [
     cli("nor vocab.json and merges.txt", ASK.replace("reading", "bare"), "--tokenizer bytes"),
     cli("--samples is {a.samples}", f"{ASK} --samples 0", values_of(r"at least (\d)", "--samples")),
     cli("without --temperature gives", f"{ASK} --samples 2", values_of(r"such as (\d)", "--temperature")),
+    cli("has no effect without --temperature", f"{ASK} --seed 3", values_of(r"such as (\d)", "--temperature")),
     cli("remove its beginning with --cut", f"{ASK.replace('ab', 'a' * 30)}", "--cut"),
     cli("--stream prints one text", f"{ASK} --stream --json",
         lambda words, said: (without(words, "--json") if "without --samples and --json" in said else words)),

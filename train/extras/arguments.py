@@ -57,6 +57,11 @@ def _one_stream(a: Namespace) -> None:
         raise UserError(
             f"--samples {a.samples} without --temperature gives the same text each time; give --temperature, such as 1"
         )
+    if a.seed and a.temperature is None:
+        raise UserError(
+            f"--seed {a.seed} has no effect without --temperature, because the most likely token is taken each time; give "
+            "--temperature, such as 1, or leave out --seed"
+        )
     if a.stream and (len(a.prompt) > 1 or a.samples > 1 or a.json):
         raise UserError(
             "--stream prints one text while it is generated: give one --prompt, without --samples and --json"
