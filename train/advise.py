@@ -2,10 +2,10 @@
 
 ``python -m train.advise CONFIG [--budget FLOPS] [--measure] [--workdir DIR] [--write FILE.py] [--set a.b=c ...]``
 
-CONFIG is a training from scratch. For each recipe, the command prints the saving of FLOPs and of
-seconds that all measurements of this project predict (`train.extras.advice.forecast`), with its
-90 % interval. The interval is wide if the model or the budget differs from everything that was
-measured. The last line is one of three decisions:
+CONFIG is a training from scratch, with batches of one size. For each recipe, the command prints the
+saving of FLOPs and of seconds that all measurements of this project predict
+(`train.extras.advice.forecast`), with its 90 % interval. The interval is wide if the model or the
+budget differs from everything that was measured. The last line is one of three decisions:
 
 - *Grow*: the interval of the seconds is above zero.
 - *Do not grow*: the upper end of the interval is below 3 %, or training only the small model was
