@@ -363,6 +363,19 @@ def test_a_mesh_that_does_not_fit_the_machine_is_refused():
         programs_of(mesh=Mesh(fsdp=3))
 
 
+@pytest.mark.parametrize(("settings", "says"), [
+    ("batch=6", "a micro-batch of 6 (batch=6, accumulate=1) is not divisible by 4 devices"),
+    # The complete batch is divisible, but the run refuses these settings.
+    ("accumulate=4:mesh.data=1:mesh.fsdp=4", "a micro-batch of 2 (batch=8, accumulate=4) is not divisible by 4 devices"),
+    ("ramp=0.2,0.4:mesh.data=1:mesh.fsdp=4", "a micro-batch of 2 (batch=8, accumulate=1, ramp=(0.2, 0.4)) is not divisible"),
+])  # fmt: skip
+def test_a_batch_that_the_devices_cannot_share_is_refused_as_by_the_run(tmp_path, settings, says):
+    script = runs.script(tmp_path, runs.experiment(tmp_path))
+    assert says in refused(
+        lambda: command("train.preflight", f"{script}:{settings}", "--on", "cpu:4")
+    )
+
+
 # --- XLA's text ---
 
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 from jax.sharding import Mesh
 
 from jaxgrow.typed import Json
@@ -31,7 +30,9 @@ class RunData:
         self.mesh = mesh
         self.batch = e.batch  # number of samples in the next batch
         training, validation = e.data.sources(e.model)
-        mine, few = _own_rows(e, mesh)
+        check_batch(e, mesh)
+        # The samples of a batch, and of a micro-batch, that belong to the devices of this process.
+        mine, few = rows(e.batch, mesh), rows(e.batch // e.accumulate, mesh)
         about = e.data.identity(e.model)
         # Later, the other run may be gone.
         before = None if origin is None or workdir.begun else (origin.folder, origin.record())
@@ -106,18 +107,13 @@ class RunData:
         }
 
 
-def _own_rows(e: Experiment, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """Return which samples of a batch, and of a micro-batch, belong to the devices of this process.
+def check_batch(e: Experiment, mesh: Mesh) -> None:
+    """Check that the samples of each micro-batch can be divided among the devices.
 
     Raises:
-      UserError: they cannot be divided among the devices.
+      UserError: they cannot.
     """
-    micro = e.batch // e.accumulate
-    smallest = micro // 2 ** len(e.ramp)
-    try:
-        mine = rows(e.batch, mesh)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    smallest = e.batch // e.accumulate // 2 ** len(e.ramp)
     devices = batch_devices(mesh)
     if smallest % devices:
         ramp = f", ramp={e.ramp}" if e.ramp else ""
@@ -126,7 +122,6 @@ def _own_rows(e: Experiment, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
             f"devices; use a batch that is a multiple of {devices * e.accumulate * 2 ** len(e.ramp)}"
             + _fewer(e, devices)
         )
-    return mine, rows(micro, mesh)
 
 
 def _fewer(experiment: Experiment, devices: int) -> str:

@@ -24,6 +24,7 @@ from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
 from train.plan.phase import LogValue, Phase
 from train.plan.training import PhaseStart, Train
+from train.run.run_data import check_batch
 from train.state.mesh import batch_sharding, replicated_sharding, token_devices
 from train.state.model import TrainState, shardings
 from train.state.packing import Packed, packed
@@ -137,6 +138,7 @@ class AotRun:
             self.mesh = experiment.mesh.over(list(machine.devices))
         except ValueError as error:
             raise UserError(f"{machine.name}: {error}") from error
+        check_batch(experiment, self.mesh)
         self.ledger = Ledger()
         self.models = {}
         self.validation = {"val_loss": 0.0, "val_accuracy": 0.0}
