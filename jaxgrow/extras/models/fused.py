@@ -88,6 +88,7 @@ def log_sum_in_one_pass(logits_BSV, chosen_BSV, targets_BS):
     return most_BS + jnp.log(sum_BS), target_BS, first_BS == targets_BS
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def saving_norm(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool) -> jax.Array:
     """`LayerNorm` or `RMSNorm` with a backward pass that reads only ``x`` and the gradient.
 
@@ -103,11 +104,6 @@ def saving_norm(x, scale_D, bias_D, eps: float, dtype: DTypeLike, centred: bool)
       dtype: dtype of the output.
       centred: True for `LayerNorm`, False for `RMSNorm`.
     """
-    return _saving_norm(x, scale_D, bias_D, eps, dtype, centred)  # type: ignore[return-value]
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _saving_norm(x, scale_D, bias_D, eps, dtype, centred):
     return _normed_forward(x, scale_D, bias_D, eps, dtype, centred)[0]
 
 
@@ -145,7 +141,7 @@ def _normed_backward(eps, dtype, centred, saved, slope):
     return (back_ND * inverse_N1).astype(x.dtype).reshape(x.shape), scale, bias
 
 
-_saving_norm.defvjp(_normed_forward, _normed_backward)
+saving_norm.defvjp(_normed_forward, _normed_backward)
 
 FUSED_OPERATIONS.add("projections", concatenated_projections)
 FUSED_OPERATIONS.add("units", recomputed_units)

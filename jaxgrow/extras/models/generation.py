@@ -395,12 +395,6 @@ def _generated(config, params, tokens_BP, lengths_B, drawing, until, *, room) ->
     return _until(config, params, _with_next(begin, logits_BV, drawing), drawing, until)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnames="state")
-def _resumed(config, params, state, drawing, until) -> _State:
-    """Continue the generation up to ``until`` tokens."""
-    return _until(config, params, state, drawing, until)
-
-
 def _read_tokens(config, params, tokens_BT, lengths_B, past) -> tuple[jax.Array, Past]:
     inputs: Inputs = {"tokens": tokens_BT, "lengths": lengths_B}
     return config.module.apply({"params": params}, inputs, past=past)  # type: ignore[return-value]
@@ -416,6 +410,10 @@ def _until(config, params, begin, drawing, until) -> "_State":
         return _with_next(replace(state, past=state.past.and_then(new)), logits_BV, drawing)
 
     return jax.lax.while_loop(lambda state: state.going_B.any() & (state.step < until), step, begin)
+
+
+# Continues the generation up to ``until`` tokens.
+_resumed = jax.jit(_until, static_argnums=0, donate_argnums=2)
 
 
 def _with_next(state: _State, logits_BV: jax.Array, drawing: _Drawing) -> _State:
