@@ -53,9 +53,14 @@ def set_argument(help: str = "override fields of the config", metavar: str = "a.
     )
 
 
-def workdir_argument(default: str, help: str = "folder of all runs and of the results"):
+def workdir_argument(default: str):
     """Declare ``--workdir``."""
-    return argument("--workdir", type=Path, default=Path(default), help=help)
+    return argument(
+        "--workdir",
+        type=Path,
+        default=Path(default),
+        help="folder of all runs and of the results",
+    )
 
 
 class Parser(UsageParser):
