@@ -393,7 +393,7 @@ def _check_no_lora(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} contains an adapter in addition to its model ({ADAPTER[0]}), which "
             f"would not fit the new model. To change both, pass --lora {shlex.quote(str(folder))} to grow, coalesce, "
-            f"decoalesce or prune (in Python: transform(..., lora={str(folder)!r}); for a change that does not take a LoRA, "
+            f"decoalesce or prune (in Python: transform(..., lora={str(folder)!r})); for a change that does not take a LoRA, "
             "merge it into the model with PEFT (merge_and_unload) before. To "
             f"continue without the adapter, move {' and '.join(ADAPTER)} out of the folder"
         )
