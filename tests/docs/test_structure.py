@@ -179,7 +179,7 @@ def test_the_code_is_small():
     core = sum(n for file, n in statements.items() if not is_extra(file.with_suffix("").parts))
     largest = sorted(((n, str(file)) for file, n in statements.items()), reverse=True)
     # The core can be read in an evening. The aim for all is 19,500; until then, it may only fall.
-    assert core <= 12_500 and sum(statements.values()) <= 29_600, (core, largest[:20])
+    assert core <= 12_500 and sum(statements.values()) <= 29_590, (core, largest[:20])
 
 
 def test_the_stories_name_files_that_exist():
