@@ -65,22 +65,27 @@ def errors_with_options(sizes: bool = True) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        found = CheckpointError(with_options(error) if sizes else str(error))
+        found = CheckpointError(with_options(error, sizes))
         for note in getattr(error, "__notes__", []):  # the state of DST
             found.add_note(note)
         raise found from error
 
 
-def with_options(error: BaseException) -> str:
-    """The message of an error, in which sizes that a `SizeError` proposes are options.
+def with_options(error: BaseException, sizes: bool = True) -> str:
+    """The message of an error, in which groups and sizes that a `SizeError` proposes are options.
 
-    The `SizeError` may be among the causes of the error, if the error repeats its message.
+    The `SizeError` may be among the causes of the error, if the error repeats its message. Without
+    ``sizes``, only groups are options, such as ``--layers alike``.
     """
+
+    def spelled(axis: str, value: int | str) -> str:
+        option = sizes or isinstance(value, str)
+        return f"{axis_option(axis)} {value}" if option else f"{axis}={value}"
+
     text = str(error)
     for cause in _with_causes(error):
         if isinstance(cause, SizeError):
-            proposed = cause.spelled(lambda axis, value: f"{axis_option(axis)} {value}")
-            text = text.replace(str(cause), proposed)
+            text = text.replace(str(cause), cause.spelled(spelled))
     return text
 
 
