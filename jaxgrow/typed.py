@@ -197,6 +197,12 @@ def check_choice(name: str, value: object, hint: object) -> None:
         raise ValueError(f"{name} must be {either_of(words)}, not {value!r}")
 
 
+def check_choices(settings: Any) -> None:
+    """Check the fields of a dataclass that have literal values, as `check_choice`."""
+    for name, hint in field_types(type(settings)).items():
+        check_choice(name, getattr(settings, name), hint)
+
+
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """Return a question about the most similar name, for the end of a message; empty if none is.
 

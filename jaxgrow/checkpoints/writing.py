@@ -39,7 +39,7 @@ from jaxgrow.checkpoints.source import Checkpoint, Grown, Loaded, Source
 from jaxgrow.growth.maps import Growth, select
 from jaxgrow.models import Config
 from jaxgrow.registry import Registry
-from jaxgrow.typed import Json
+from jaxgrow.typed import Json, check_choices
 from jaxgrow.untrusted import checked_path, copy_file
 
 
@@ -60,6 +60,9 @@ class Output:
         (`jaxgrow.checkpoints.hf.labels`).
       dry_run: whether to write nothing. The model and the folder are checked as usual.
       progress: whether to show a progress bar.
+
+    Raises:
+      ValueError: an unknown format.
     """
 
     dst: str | Path
@@ -70,6 +73,9 @@ class Output:
     settings: Mapping[str, object] = field(default_factory=dict)
     dry_run: bool = False
     progress: bool = False
+
+    def __post_init__(self):
+        check_choices(self)
 
     @property
     def folder(self) -> Path:

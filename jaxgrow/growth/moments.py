@@ -10,7 +10,7 @@ the leaf.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from jaxgrow.growth._trial import MOST, Kind, kinds
 from jaxgrow.growth.apply import check, grow, grow_leaf
 from jaxgrow.growth.maps import Growth, dual
 from jaxgrow.growth.matrices import Array
+from jaxgrow.typed import check_choice
 
 Policy: TypeAlias = Literal["drop", "copy", "exact", "asymmetric"]
 # JAX does not annotate this function.
@@ -118,9 +119,7 @@ def grow_optimizer(
 
       `SPARKLING <https://arxiv.org/abs/2602.02472>`_, 2026
     """
-    if policy not in get_args(Policy):
-        known = ", ".join(map(repr, get_args(Policy)))
-        raise ValueError(f"policy {policy!r} does not exist. Use one of {known}.")
+    check_choice("policy", policy, Policy)
     _check_before(growth, params, axes)
     if policy == "drop":
         grown = grow(growth, params, axes)

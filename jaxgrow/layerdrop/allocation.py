@@ -22,7 +22,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxgrow.layerdrop.execution import KeepMask
-from jaxgrow.typed import check_choice, field_types
+from jaxgrow.typed import check_choice, check_choices
 
 Measure: TypeAlias = Literal["loss_delta", "taylor"]
 Batch: TypeAlias = Any  # a pytree of arrays, the input of the loss
@@ -69,7 +69,7 @@ class Sensitivity:
     allow: tuple[int, ...] = ()
 
     def __post_init__(self):
-        check_choice("kind", self.kind, field_types(Sensitivity)["kind"])
+        check_choices(self)
         for name in ("after", "every", "p_min", "share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, but is {getattr(self, name)}")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxgrow.layerdrop.allocation import Sensitivity, block_list, keep_probabilities
-from jaxgrow.typed import check_choice, field_types
+from jaxgrow.typed import check_choices
 
 
 def whole_steps(fraction: float, steps: int) -> int:
@@ -138,8 +138,7 @@ class LayerDrop:
     }
 
     def __post_init__(self):
-        for name, hint in field_types(LayerDrop).items():
-            check_choice(name, getattr(self, name), hint)
+        check_choices(self)
         for name, low in (("theta", 0.0 if self.depth == "prefix" else 0.05), ("recovery", 0.0)):
             if not low <= getattr(self, name) <= 1:
                 raise ValueError(

@@ -45,7 +45,7 @@ from jaxgrow.operators.targets import (
     grown_sizes,
     mark_first_copies,
 )
-from jaxgrow.typed import check_choice, field_types
+from jaxgrow.typed import check_choices
 
 Coefficients: TypeAlias = dict[str, Any]  # the result of `init_coefficients`
 # The maps that act on a leaf: the axes, and the name of the map over them.
@@ -103,8 +103,7 @@ class LiGO:
     }
 
     def __post_init__(self):
-        for name, hint in field_types(LiGO).items():
-            check_choice(name, getattr(self, name), hint)
+        check_choices(self)
         if not 0 <= self.noise < 1:
             raise ValueError(f"noise must be at least 0 and below 1, but is {self.noise}")
 

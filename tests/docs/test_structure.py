@@ -29,7 +29,7 @@ ALLOWED = {
     "layerdrop": "typed",
     "sharding": "axes",
     "testing": "axes",
-    "growth": "axes registry sharding",
+    "growth": "axes registry sharding typed",
     "operators": "axes growth registry typed",
     "optim": "axes growth registry sharding",
     "models": "axes growth layerdrop registry sharding typed",

@@ -87,6 +87,11 @@ def load(config, params):
     return np.asarray(found["experts"])
 
 
+def test_a_misspelled_measure_of_experts_is_refused():
+    with pytest.raises(ValueError, match="experts must be 'reap' or 'frequency', not 'count'"):
+        importance.unit_importance(ONE, {}, TOKENS, experts="count")
+
+
 def test_noise_in_the_router_divides_the_tokens_among_the_copies():
     """Without noise, the first copy gets all tokens. With noise, both copies get a share."""
     config = replace(ONE, layers=1)

@@ -254,6 +254,8 @@ def test_a_state_of_some_layers_only_is_refused(tmp_path):
     run = command.open_run(source, None, names)
     with pytest.raises(CheckpointError, match=r"blocks_0/up/kernel .* for all layers or for none"):
         orbax_run.growth_jobs(run, operators.stack(run.sizes(), {"layers": 4}), "copy")
+    with pytest.raises(ValueError, match="policy must be 'drop', 'copy' or 'exact', not 'exat'"):
+        orbax_run.growth_jobs(run, {}, "exat")
 
 
 def test_paths_may_contain_what_has_a_meaning_in_a_url(tmp_path):

@@ -212,6 +212,10 @@ def test_what_does_not_fit_is_refused(run, tmp_path, capsys):
     odd = torch_optimizer.OptimizerState({"momentum": {}}, {})
     with pytest.raises(CheckpointError, match="'exact' supports only exp_avg"):
         torch_optimizer.grow_state(source, source, odd, {}, "exact")
+    with pytest.raises(
+        ValueError, match="policy must be 'copy', 'exact' or 'asymmetric', not 'exat'"
+    ):
+        torch_optimizer.grow_state(source, source, odd, {}, "exat")
 
 
 def test_states_of_experts_that_transformers_fuses_are_refused(tmp_path, capsys):

@@ -14,6 +14,7 @@ from growths import DEPTH
 from jaxgrow import compose, correct, from_rules, grow, grow_optimizer, interpolate, sizes, swap
 from jaxgrow import operators as ops
 from jaxgrow.axes import leaves
+from jaxgrow.checkpoints import Output
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import AxisMap, Rule, Rules, identity, new_sizes, repeat, select, tile
 from jaxgrow.growth.matrices import SparseMap
@@ -408,6 +409,7 @@ TYPOS = [
     (lambda name: Sensitivity(kind=name), "kind", "loss_delta", "influence"),
     (lambda name: layer_sensitivity(lambda keep, x: x, 2, DATA, kind=name), "kind", "loss_delta", "loss_delta"),
     (lambda name: scaled(lambda w, x: x, KeepMask(None, DATA, name)), "scaling of KeepMask", "block", "sublayer"),
+    (lambda name: Output("new", name), "format", "hf", "orbax"),
     (lambda name: LiGO(depth=name), "depth", "stack", "normalised"),
     (lambda name: LiGO(width=name), "width", "normalised", "zero"),
     (lambda name: ops.lemon(LARGE, {"mlp": 24}, norm=name), "norm", "layer", "rms"),

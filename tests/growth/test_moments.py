@@ -446,7 +446,7 @@ def test_the_parameters_of_such_a_model_grow_differently():
 
 @pytest.mark.parametrize("policy", ["Copy", None])
 def test_unknown_policies_are_refused(policy):
-    with raises(f"policy {policy!r} does not exist. Use one of 'drop', 'copy', 'exact', 'asym"):
+    with raises(f"policy must be 'drop', 'copy', 'exact' or 'asymmetric', not {policy!r}"):
         grow_optimizer(ADAMW, trained(ADAMW), THREE, SMALL, AXES, policy)
 
 

@@ -37,14 +37,15 @@ def write_lora_alone(a: argparse.Namespace, root: Checkpoint, growth: Growth, fa
         else:
             with atomic_folder(output.folder, folders, a.overwrite) as part:
                 lora.write(part, None, output)
-    about = {"dst": str(a.dst), "written": not a.dry_run, **facts, "sizes": sizes}
-    about["notes"] = [*facts["notes"], *lora.notes]
+    notes = [*facts["notes"], *lora.notes]
     if a.json:
-        return print_json(about)
+        return print_json(
+            {"dst": str(a.dst), "written": not a.dry_run, **facts, "sizes": sizes, "notes": notes}
+        )
     print_text(
         f"{a.dst}: only the LoRA{'; nothing was written (--dry-run)' * a.dry_run}\n{sizes_as_text(sizes)}"
     )
-    print_notes(about["notes"])
+    print_notes(notes)
 
 
 ADAPTERS.add("lora", write_lora_alone)

@@ -32,6 +32,7 @@ from jaxgrow.extras.integrations.trees import AnyTree, AnyWriter, writer_like
 from jaxgrow.growth import maps
 from jaxgrow.growth.apply import check, grow_leaf
 from jaxgrow.growth.maps import Growth, Term
+from jaxgrow.typed import check_choice
 
 Policy: TypeAlias = Literal["drop", "copy", "exact"]
 # The step counts of optimizers: those of optax, and of its `optax.MultiSteps`.
@@ -322,6 +323,7 @@ def growth_jobs(run: OrbaxRun, growth: Growth, policy: Policy) -> dict[str, Grow
     Raises:
       CheckpointError: as `grow_run`.
     """
+    check_choice("policy", policy, Policy)
     try:
         check(growth, run.shapes, run.axes)
     except ValueError as error:

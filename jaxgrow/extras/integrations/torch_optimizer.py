@@ -38,6 +38,7 @@ from jaxgrow.extras.integrations.copying import copy_tree, not_copied
 from jaxgrow.extras.integrations.torch_reader import Torch, import_module_of
 from jaxgrow.growth import maps
 from jaxgrow.growth.maps import Growth, Term
+from jaxgrow.typed import check_choice
 from jaxgrow.untrusted import checked_tree, chosen_file, narrow_permissions, one_line
 
 Policy: TypeAlias = Literal["copy", "exact", "asymmetric"]
@@ -85,6 +86,7 @@ def grow_state(
       CheckpointError: a state and its parameter have different shapes, or this kind of
         state is not supported, or not by the policy.
     """
+    check_choice("policy", policy, Policy)
     if policy == "asymmetric" and any(not is_layers(axis) for axis in maps.new_sizes(growth)):
         raise CheckpointError(
             "policy 'asymmetric' restarts single entries, but PyTorch counts steps per tensor. Use "
