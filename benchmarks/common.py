@@ -31,7 +31,7 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
 
 def _at_least_two(text: str) -> int:
     """A number of rounds that has quartiles."""
-    if int(text) < 2:
+    if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"{text} has no quartiles; give 2 or more")
     return int(text)
 

@@ -334,7 +334,8 @@ def _truncated(leaf: str, x: Any, names: Names, terms: Sequence[maps.Term]) -> l
         return []
     return [
         f"{leaf}: has dtype {x.dtype}, which cannot hold the results of "
-        f"{', '.join(map(repr, used))}. Dequantize the leaf, or leave it out of the parameters"
+        f"{', '.join(map(repr, used))}. Dequantize the leaf, leave it out of the parameters, or give "
+        "maps that copy it: a SparseMap of NumPy arrays, one weight of 1 in each row"
     ]
 
 

@@ -84,6 +84,7 @@ def test_a_failed_measurement_is_taken_again(tmp_path):
         (scale, "--rounds 3", "--rounds has no effect without --here"),
         (scale, "--only h10:", "no row contains h10:"),
         (scale, "--here --rounds 1", "1 has no quartiles; give 2 or more"),
+        (scale, "--here --rounds x", "x has no quartiles; give 2 or more"),
         (tokenise, "a.txt bytes --gigabytes 1 --rounds 4", "--rounds has no effect with --giga"),
         (tokenise, "a.txt bytes --gigabytes 1 --megabytes 4", "--megabytes has no effect with"),
         (transform, "--only hyperclone", "no transform contains hyperclone: the transforms are"),
