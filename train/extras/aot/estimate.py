@@ -231,7 +231,8 @@ def smaller_settings(
     for sharded, mesh in meshes:
         for remat in REMATS[REMATS.index(experiment.model.remat) :]:
             accumulate = experiment.accumulate
-            while smallest % (accumulate * devices) == 0:
+            # The devices of tensor and context share samples.
+            while smallest % (accumulate * devices // (mesh.tensor * mesh.context)) == 0:
                 changes = [*sharded]
                 changes += [f"model.remat={remat}"] if remat != experiment.model.remat else []
                 changes += (
