@@ -91,6 +91,8 @@ DEMO = "configs/demo.py:muon"
     (f"advise {DEMO} --write x", "--write takes the name of a config file"),
     (f"preflight {DEMO} --on h101:8", "--on must be kind:size"),
     (f"preflight {DEMO} --on h100:many", "--on must be kind:size, such as h100:8"),
+    (f"preflight {DEMO} --on h100:2x4x2", "--on must be kind:size, such as h100:8"),
+    (f"preflight {DEMO} --on cpu:2x4", "--on must be kind:size, such as h100:8"),
     (f"preflight {DEMO} --on cpu:4 --utilisation 2", "--utilisation must be greater than 0"),
     (f"pretrain {DEMO} --profile -1", "--profile must be a number of steps"),
     (f"race {DEMO} x --steps 3", "--steps must be at least 20, but is 3"),

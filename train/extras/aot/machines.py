@@ -149,7 +149,12 @@ def parsed_machine(text: str) -> tuple[Chip, list[str]]:
     known = ", ".join(CHIPS)
     chip = CHIPS.get(kind)
     counts = size.split("x") if size else ["1"]
-    if chip is None or not all(n.isdigit() and int(n) for n in counts):
+    # A CPU has one count, a GPU those of hosts and devices, and a TPU the sides of its grid.
+    if (
+        chip is None
+        or len(counts) > {"cpu": 1, "cuda": 2}.get(chip.platform, 3)
+        or not all(n.isdigit() and int(n) for n in counts)
+    ):
         raise UserError(
             f"--on must be kind:size, such as h100:8, h100:4x8, v5e:2x4 or cpu:4, with a kind of {known}; not {text!r}"
             f"{did_you_mean(kind, CHIPS)}"
