@@ -18,7 +18,7 @@ from jaxgrow.extras.peft.lora import LoRA, init_lora, merge_lora
 from jaxgrow.extras.token_dropping import TokenDrop
 from jaxgrow.layerdrop import LayerDrop, Sensitivity, Variance
 from jaxgrow.layerdrop.schedules import schedule
-from jaxgrow.models import Adapter, BERTConfig, Config, Loop, ViTConfig
+from jaxgrow.models import Adapter, BERTConfig, Config, LlamaConfig, Loop, ViTConfig
 from jaxgrow.operators.ligo import LiGO
 from jaxgrow.typed import allowed_values, field_types
 from train.common.errors import UserError
@@ -182,6 +182,8 @@ def test_each_field_of_a_model(family, choice):
 
 SHALLOW, DEEP = replace(runs.MODEL, layers=1), replace(runs.MODEL, layers=4)
 BERT = BERTConfig(**TINY, vocab=256, context=8)
+LLAMA = LlamaConfig(**TINY, kv_heads=1, vocab=256, context=8)
+MIXTURE = replace(LLAMA, experts=2, active=1)
 
 
 def runs_with(**changes: Any) -> Experiment:
@@ -422,6 +424,7 @@ USED_WITH = [
     (LayerDrop(programs=8), LayerDrop(execution="gather", programs=8)),
     (TABLE, replace(TABLE, task="cola")),
     (runs_with(mesh=Mesh(replica=2), parallel="pmap"), runs_with(mesh=Mesh(replica=2))),
+    (runs_with(mesh=Mesh(expert=2), model=LLAMA), runs_with(mesh=Mesh(expert=2), model=MIXTURE)),
     (runs_with(data=Images("idx", "x", valid_fraction=0.2), model=VIT), None),
     (runs_with(most_skipped=3), runs_with(most_skipped=3, on_nan="skip")),
     # Masking is the default of a BERT, and 100 steps are the default of learned maps.
@@ -446,6 +449,7 @@ def test_a_setting_is_refused_unless_another_choice_uses_it(ignored, right):
     (["optim.cautious_decay=true", "optim.weight_decay=0"], "set optim.weight_decay, or leave"),
     (["optim.decay=0.5"], "set optim.schedule to 'wsd'"),
     (["mesh.gradients=step"], "with mesh.fsdp=1: set mesh.fsdp, or leave out"),
+    (["mesh.expert=4"], "or leave out mesh.expert"),
     (["data.whole_words=true"], "with model.masked=0.0: set model.masked, or leave out"),
     (["most_skipped=3"], "with on_nan='stop': set on_nan to 'skip'"),
     (["method.drop.gamma=3", "method.drop.time=linear"], "set method.drop.time to 'pld'"),

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxgrow.axes import Tree
 from jaxgrow.sharding import BATCH, CONTEXT
-from train.common.fields import CHANGED
+from train.common.fields import CHANGED, GIVEN
 
 AXIS = "data"
 FSDP = "fsdp"
@@ -68,6 +68,7 @@ class Mesh:
 
     # The choices that use a field (`train.extras.effect`).
     used_with = {
+        "expert": {"/model.experts": GIVEN},
         "replica": {"/parallel": ("mesh",)},
         "gradients": {"fsdp": CHANGED},
     }
