@@ -15,7 +15,6 @@ with ``epochs`` needs a number of steps, such as ``FILE.py:NAME:steps=100_000``.
 ``FILE.py:NAME``, or ``FILE.py:NAME:batch=16`` with individual settings.
 """
 
-import sys
 from argparse import Namespace
 from dataclasses import asdict
 
@@ -26,12 +25,13 @@ from jaxgrow.tables import markdown_table
 from train.arguments import command_parser
 from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_record
-from train.common.output import say
+from train.common.output import note, say
 from train.config.experiment import Experiment, load_experiment
 from train.extras import plots
 from train.extras.aot import estimate
 from train.extras.aot.compilation import AotRun, Program
 from train.extras.aot.machines import Machine, describe_machine
+from train.plan.training import Train
 from train.state.mesh import Mesh
 from train.step import xla
 
@@ -169,9 +169,12 @@ def config_report(
             f"Also compiled (they need less memory than a training step): {', '.join(f'{p.phase}, {p.what}' for p in small)}."
         )
     mesh = experiment.mesh.over(list(machine.devices))
-    out += [
-        f"Warning: {line}." for line in sharding.replicated_axes(experiment.model.sizes(), mesh)
-    ]
+    out += dict.fromkeys(
+        f"Warning: {line}."
+        for phase in experiment.plan
+        if isinstance(phase, Train)
+        for line in sharding.replicated_axes(phase.config.sizes(), mesh)
+    )
     out += ["\n".join(step_notes(rows, machine))] if step_notes(rows, machine) else []
     return "\n\n".join([*out, plan_line(programs, machine, utilisation)])
 
@@ -183,7 +186,17 @@ def main() -> None:
     machine = describe_machine(arguments.on)
     for file in filter(None, (arguments.json, arguments.plot)):
         file.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
-    found = {config: _checked_programs(config, machine, arguments) for config in arguments.configs}
+    # Compiling may take hours, so a mesh or a batch of any config that does not fit is an error before.
+    found = {
+        config: _checked_programs(config, experiment, machine, arguments)
+        for config, experiment in [
+            (
+                config,
+                AotRun(load_experiment(config, arguments.set, corpus=False), machine).experiment,
+            )
+            for config in arguments.configs
+        ]
+    }
     if arguments.json:
         everything = {
             config: [asdict(p) | {"memory": p.memory} for p in programs]
@@ -198,27 +211,23 @@ def main() -> None:
         raise UserError(f"at least one config does not fit {machine.name}")
 
 
-def _checked_programs(config: str, machine: Machine, arguments: Namespace) -> list[Program]:
+def _checked_programs(
+    config: str, experiment: Experiment, machine: Machine, arguments: Namespace
+) -> list[Program]:
     """Print the report of a config, and settings that fit or help. Return its programs."""
-    experiment, programs = estimate.resolve_auto(
-        load_experiment(config, arguments.set, corpus=False), machine, _say
-    )
-    programs = programs or AotRun(experiment, machine, _say).run()
+    experiment, programs = estimate.resolve_auto(experiment, machine, note)
+    programs = programs or AotRun(experiment, machine, note).run()
     say(f"\n{config_report(config, experiment, programs, machine, arguments.utilisation)}")
     if estimate.memory_fits(programs, machine):
-        if better := estimate.find_faster(experiment, programs, machine, _say):
+        if better := estimate.find_faster(experiment, programs, machine, note):
             say(better)
         return programs
-    changes = estimate.find_fitting(experiment, machine, _say)
+    changes = estimate.find_fitting(experiment, machine, note)
     way_out = "no settings that were tried fit"
     if changes:
         way_out = f"it fits with --set {' '.join(changes)}"
     say(f"{config} does not fit {machine.name}: {way_out}")
     return programs
-
-
-def _say(text: str) -> None:
-    say(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -232,6 +232,19 @@ def test_the_first_changes_that_fit_are_the_cheapest(monkeypatch):
         assert find_fitting(e, machine, lambda _: None) == changes, memory
     fits = [memory_fits([replace(PROGRAM, parameters=x)], machine) for x in (8.0, 9.0)]
     assert fits == [True, False]
+    # The devices of tensor share all samples of a micro-batch.
+    shared = experiment(batch=4, mesh=Mesh(tensor=4))
+    machine = replace(four, chip=replace(four.chip, memory=48))
+    assert find_fitting(shared, machine, lambda _: None) == ["accumulate=4"]
+
+
+def test_a_config_that_cannot_run_is_refused_before_another_one_is_compiled(tmp_path, monkeypatch):
+    good = runs.script(tmp_path, runs.experiment(tmp_path))
+    config = f"preflight {good} {good}:mesh.fsdp=3 --on cpu:4"
+    monkeypatch.setattr("sys.argv", config.split())
+    monkeypatch.setattr(preflight, "_checked_programs", lambda *_: pytest.fail("compiled"))
+    with pytest.raises(UserError, match="fsdp=3 x tensor=1 does not fit 4 devices"):
+        preflight.main()
 
 
 def test_free_memory_is_used_if_that_lowers_the_bound(monkeypatch):
