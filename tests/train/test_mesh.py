@@ -127,17 +127,26 @@ def test_every_leaf_is_divided_by_the_names_of_its_axes():
             assert over == (rule if size % 2 == 0 else None), (path, spec)
 
 
-def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch):
-    """The warning appears before anything is compiled; ``ODD`` above trains such an axis."""
+def killed_at_start(monkeypatch, experiment, folder):
+    """Run, and kill the run before anything is compiled."""
 
     def start(*_):
         raise runs.Killed
 
-    monkeypatch.setattr(programs, "made", start)
-    odd = {"model": replace(runs.MODEL, heads=3, head_dim=4), "mesh": Mesh(tensor=2)}
-    with pytest.raises(runs.Killed):
-        pretrain.run_experiment(runs.experiment(tmp_path, **odd), tmp_path / "run")
-    says = "axis 'heads' of size 3 is not divisible by the 2 devices of mesh axis tensor, so it is replicated"
+    with monkeypatch.context() as patch, pytest.raises(runs.Killed):
+        patch.setattr(programs, "made", start)
+        pretrain.run_experiment(experiment, folder)
+
+
+@pytest.mark.parametrize(("heads", "changes"), [
+    (3, {"model": replace(runs.MODEL, heads=3, head_dim=4)}),
+    (1, {"model": runs.LARGE, "method": METHODS["grown"]}),
+])  # fmt: skip
+def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch, heads, changes):
+    """The warning appears before anything is compiled; ``ODD`` above trains such an axis."""
+    odd = runs.experiment(tmp_path, mesh=Mesh(tensor=2), **changes)
+    killed_at_start(monkeypatch, odd, tmp_path / "run")
+    says = f"axis 'heads' of size {heads} is not divisible by the 2 devices of mesh axis tensor, so it is replicated"
     assert says in capsys.readouterr().err
 
 
@@ -168,6 +177,10 @@ def test_a_too_large_model_is_reported_before_allocation(tmp_path, monkeypatch):
         monkeypatch.setattr(memory, "memory_limit", lambda limit=limit: limit)
         with pytest.raises(UserError, match=said):
             pretrain.run_experiment(e, tmp_path / "run")
+    monkeypatch.setattr(memory, "memory_limit", lambda: divided)
+    says = "with --set parallel=mesh --set mesh.data=1 --set mesh.fsdp=4 it needs"
+    with pytest.raises(UserError, match=says):
+        pretrain.run_experiment(replace(e, parallel="pmap"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

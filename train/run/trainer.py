@@ -80,7 +80,7 @@ TRACES: Registry[Callable[[int, Path, Callable[[str], None]], Trace]] = Registry
 # "memory" checks that a run fits the memory of its devices, from its name, plan and optimizer, the
 # mesh, and the settings of the mesh, for which it may suggest other ones.
 MEMORY_CHECKS: Registry[
-    Callable[[str, Plan, optax.GradientTransformationExtraArgs, Mesh, MeshSettings | None], None]
+    Callable[[str, Plan, optax.GradientTransformationExtraArgs, Mesh, MeshSettings], None]
 ] = Registry("memory check", "train.extras")
 
 
@@ -654,13 +654,17 @@ def _mesh(experiment: Experiment) -> Mesh:
         mesh = experiment.mesh.over(jax.devices(), experiment.parallel)
     except ValueError as error:
         raise UserError(str(error)) from error
-    for line in sharding.replicated_axes(experiment.model.sizes(), mesh):
+    for line in dict.fromkeys(
+        line
+        for phase in experiment.plan
+        if isinstance(phase, Train)
+        for line in sharding.replicated_axes(phase.config.sizes(), mesh)
+    ):
         print_note(f"{experiment.name}: {line}")
-    shape = experiment.mesh if experiment.parallel == "mesh" else None
     # Devices may report different limits.
     on_all_processes(
         lambda: MEMORY_CHECKS["memory"](
-            experiment.name, experiment.plan, experiment.tx, mesh, shape
+            experiment.name, experiment.plan, experiment.tx, mesh, experiment.mesh
         )
     )
     connect_processes(mesh)

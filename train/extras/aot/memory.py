@@ -11,7 +11,7 @@ from train.common.errors import UserError
 from train.plan.lifetimes import Plan, states
 from train.plan.training import Train
 from train.run.trainer import MEMORY_CHECKS
-from train.state.mesh import Mesh
+from train.state.mesh import FSDP, Mesh
 from train.state.model import shardings
 
 GB = 1e9
@@ -61,7 +61,7 @@ def check_memory(
     plan: Plan,
     tx: optax.GradientTransformation,
     mesh: jax.sharding.Mesh,
-    shape: Mesh | None,
+    shape: Mesh,
 ) -> None:
     """Check that the models and gradients of a run fit the memory of a device.
 
@@ -70,7 +70,7 @@ def check_memory(
       plan: phases of the run.
       tx: optimizer of the run.
       mesh: mesh of the devices.
-      shape: settings of the mesh, for which another one is suggested; None: there is no other one.
+      shape: settings of the mesh, for which other ones are suggested.
 
     Raises:
       UserError: the models and gradients that are held between steps exceed the memory of a device.
@@ -80,13 +80,14 @@ def check_memory(
         return
     devices = list(mesh.devices.flat)
     way = "use more devices or a smaller model"
-    if shape is not None:
-        others = shape.replica * shape.context * shape.tensor * shape.expert
-        other = replace(shape, data=1, fsdp=len(devices) // others)
-        if (least := held_bytes(plan, tx, other.over(devices))) <= has:
-            way = (
-                f"with --set mesh.data=1 --set mesh.fsdp={other.fsdp} it needs {least / GB:.3g} GB"
-            )
+    others = shape.replica * shape.context * shape.tensor * shape.expert
+    other = replace(shape, data=1, fsdp=len(devices) // others)
+    if (least := held_bytes(plan, tx, other.over(devices))) <= has:
+        # pmap has a mesh of one axis, and replicates the model also on more devices.
+        way = (
+            f"with {'' if FSDP in mesh.shape else '--set parallel=mesh '}--set mesh.data=1 --set mesh.fsdp={other.fsdp} "
+            f"it needs {least / GB:.3g} GB"
+        )
     raise UserError(
         f"{name} needs {needs / GB:.3g} GB for models, optimizer state and gradients on each device, which has "
         f"{has / GB:.3g} GB, and activations are not yet counted: {way}. python -m train.preflight finds settings that fit"
