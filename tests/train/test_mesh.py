@@ -150,6 +150,23 @@ def test_what_does_not_divide_is_said(tmp_path, capsys, monkeypatch, heads, chan
     assert says in capsys.readouterr().err
 
 
+def test_the_capacity_of_experts_binds_the_number_of_devices(tmp_path, monkeypatch):
+    """With mesh.data=0, the settings of both runs are equal."""
+    model = LlamaConfig(
+        **dict(vocab=256, context=8, layers=1, embed=8, heads=2, kv_heads=2, head_dim=4, mlp=8),
+        **dict(experts=4, active=2, capacity=1.25),
+    )
+    e = runs.experiment(tmp_path, model=model)
+    killed_at_start(monkeypatch, e, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")  # the run has begun
+    says = "has divided its batches among 4 devices, but now among 2, and .*: divide them among 4 again"
+    with runs.only(2):
+        with pytest.raises(UserError, match=says):
+            pretrain.run_experiment(e, tmp_path / "run")
+        killed_at_start(monkeypatch, e, tmp_path / "other")
+    killed_at_start(monkeypatch, e, tmp_path / "run")
+
+
 @pytest.mark.parametrize(("mesh", "says"), [
     (Mesh(3), "a mesh of data=3 x fsdp=1 x tensor=1 does not fit 4 devices: set mesh.data"),
     (Mesh(fsdp=8), "a mesh of data=any x fsdp=8 x tensor=1 does not fit 4 devices"),

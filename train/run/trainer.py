@@ -38,6 +38,7 @@ from train.config.experiment import (
     with_fitting_steps,
     with_steps,
 )
+from train.config.resuming import binding_settings
 from train.data.dataset import Batch
 from train.plan.lifetimes import Plan, after, shapes
 from train.plan.phase import Phase, spoken_phase
@@ -268,7 +269,14 @@ class RunSetup:
         order = data.order.as_json() if data.order.goes_on else None
         changes = on_process_zero(
             lambda: workdir.begin(
-                self.asked, data.identity, self.sources, record.cost.steps, about, order
+                self.asked,
+                data.identity,
+                self.sources,
+                record.cost.steps,
+                about,
+                order,
+                # mesh.data=0 takes all devices, so the settings do not tell their number.
+                token_devices(self.mesh) if "mesh.data" in binding_settings(self.asked) else None,
             )
         )
         for line in changes:

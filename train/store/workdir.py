@@ -75,7 +75,7 @@ _REPLACED = ("jaxgrow.json", "params", _EMA, *_EARLY)
 # have different names.
 _WHAT = ("train", "valid", "tokenizer")
 # The keys of ``config.json`` that are not settings of the experiment.
-_ABOUT = ("corpus", "sources", "changes", "from", "order")
+_ABOUT = ("corpus", "sources", "changes", "from", "order", "devices")
 
 # Each writes the card of a finished run for another library, from the folder of the model, the config of
 # the run, its result, the config of its model, and its scores on its task.
@@ -301,6 +301,7 @@ class Workdir:
         step: int = 0,
         origin: Json | None = None,
         order: Json | None = None,
+        devices: int | None = None,
     ) -> list[str]:
         """Write ``config.json``, once the run can start.
 
@@ -311,14 +312,24 @@ class Workdir:
           step: step of the run at which it continues.
           origin: the other run and the step of its checkpoint, if the run starts from one.
           order: order of the training samples, if it comes from a source (`train.store.seen`).
+          devices: number of devices that a batch is divided among, if the result depends on it.
 
         Returns:
           One line for each setting that has another value than before.
+
+        Raises:
+          UserError: the result depends on the number of devices, and the run began with another one.
         """
         changes: list[Json] = []
         said: list[str] = []
         if self.begun:
             there = self.config
+            if (before := there.get("devices", devices)) != devices:
+                raise UserError(
+                    f"the run in {self.folder} has divided its batches among {before} devices, but now among {devices}, "
+                    f"and the capacity of an expert is that of each device: divide them among {before} again, or give "
+                    "another --workdir"
+                )
             sources = there.get("sources", {}) | sources
             new = _setting_changes(there, experiment_json(experiment), step)
             said = [
@@ -327,7 +338,7 @@ class Workdir:
             ]
             changes = _joined_changes(there.get("changes", []), new, step)
         about = {"corpus": corpus, "sources": sources, "changes": changes, "from": origin}
-        about |= {"order": order}
+        about |= {"order": order, "devices": devices}
         write_record(
             self._config, experiment_json(experiment) | {k: v for k, v in about.items() if v}
         )
