@@ -97,6 +97,10 @@ def test_by_ring_refuses_what_it_does_not_compute():
     mask = np.ones((2, 8), bool)
     with mesh_of(context=4), pytest.raises(ValueError, match="context=1"):
         jax.eval_shape(partial(attention, causal=True, mask_BS=mask), *qkv)
+    # The positions of the tokens that are kept.
+    form = ScoreForm(positions_BT=np.tile(np.arange(0, 16, 2), (2, 1)))
+    with mesh_of(context=4), pytest.raises(ValueError, match=r"dropped tokens.*context=1"):
+        jax.eval_shape(partial(attention, causal=True, form=form), *qkv)
 
 
 def sizes_of(jaxpr) -> list[int]:

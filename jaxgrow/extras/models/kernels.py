@@ -144,8 +144,8 @@ def by_ring(q_BTHK, k_BSGK, v_BSGK, causal: bool, masked: bool, form: ScoreForm)
     """
     if masked or not form.plain or form.positions_BT is not None:
         raise Unsupported(
-            "mesh.context shards the keys over devices, which does not support padding, windows, "
-            "soft caps, sinks, biases or a custom scale of attention: set mesh.context=1"
+            "mesh.context shards the keys over devices, which does not support padding, dropped "
+            "tokens, windows, soft caps, sinks, biases or a custom scale of attention: set mesh.context=1"
         )
 
     def each(q_BTHK, k_BSGK, v_BSGK, *segments_BT):
