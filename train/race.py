@@ -18,9 +18,9 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from jaxgrow import operators
 from jaxgrow.axes import is_layers
 from jaxgrow.models import from_json
+from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.targets import width_axes
 from jaxgrow.typed import did_you_mean
 from train.analysis.runs import Run
@@ -83,11 +83,10 @@ def operator_experiment(base: Experiment, source: Path, by: str, steps: int) -> 
       UserError: the run or the operator does not exist.
       ValueError: the operator cannot reach the sizes of the large model.
     """
-    known = operators.DEPTH | operators.WIDTH
-    if by != "ligo" and (unknown := [name for name in by.split("+") if name not in known]):
+    if by != "ligo" and (unknown := [name for name in by.split("+") if name not in OPERATORS]):
         raise UserError(
-            f"race: there is no operator {unknown[0]!r}; the operators are {', '.join(sorted(known))}, ligo"
-            f"{did_you_mean(unknown[0], [*known, 'ligo'])}"
+            f"race: there is no operator {unknown[0]!r}; the operators are {', '.join(sorted(OPERATORS))}, ligo"
+            f"{did_you_mean(unknown[0], [*OPERATORS, 'ligo'])}"
         )
     how = Learned() if by == "ligo" else tuple(by.split("+"))
     stage = TrainStage(1.0, warmup=min(base.optim.warmup, steps // 10), floor=1.0)

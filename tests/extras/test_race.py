@@ -149,6 +149,15 @@ def test_by_default_a_race_is_of_operators_that_reach_the_sizes(folder, changes,
         assert race.operator_experiment(base, folder / "small", by, 20).name == f"race_{by}"
 
 
+def test_a_race_takes_operators_of_the_form(folder):
+    model = replace(SMALL, layers=4, tied=False)
+    base = runs.experiment(folder, name="large", model=model, method=Scratch())
+    with pytest.raises(ValueError, match="use the operator untie"):
+        race.operator_experiment(base, folder / "small", "stack", 20)
+    grown = race.operator_experiment(base, folder / "small", "stack+untie", 20).plan[1]
+    assert grown.config == model
+
+
 @pytest.mark.parametrize(("first", "told"), [
     ([1.0, 2.0, 3.0], "1.00"),
     ([3.0, 2.0, 1.0], "-1.00"),

@@ -155,6 +155,16 @@ def test_operators_in_turn_share_the_target(by, takes):
     assert found == takes
 
 
+@pytest.mark.parametrize("form", [{"tied": False}, {"loop": Loop(1, 3)}], ids=str)
+def test_an_operator_of_the_form_leaves_the_sizes_to_the_others(form):
+    small, large = replace(LARGE, layers=2), replace(LARGE, **form)
+    change = "untie" if "tied" in form else "loop"
+    for by in ((change, "stack"), ("stack", change)):
+        found = Grow("small", "large", small, large, by)
+        assert [new_sizes(growth) for growth in found.growths if growth] == [{"layers": 4}]
+        assert found.config == large
+
+
 def test_the_seed_is_that_of_random_operators():
     def index(growth):
         return growth["mlp"].write.index[:, 0].tolist()

@@ -164,8 +164,13 @@ class Decoalesce(Regrouping, reads=("source", "like"), writes="target"):
     _large = "like"
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        growth = self.grouping.up(models[self.like].config)
-        return _grow_state(models[self.source], growth, self.grouping, tx, self.moments)
+        return _grow_state(
+            models[self.source],
+            self.grouping.up(models[self.like].config),
+            self.grouping,
+            tx,
+            self.moments,
+        )
 
 
 @dataclass(frozen=True)
@@ -180,8 +185,7 @@ class Interpolate(Transform, reads=("before", "up"), writes="before"):
     alpha: float
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        before = models[self.before]
-        up = models[self.up]
+        before, up = models[self.before], models[self.up]
         return TrainState(interpolate(before.params, up.params, self.alpha), up.opt, before.config)
 
 
@@ -201,8 +205,7 @@ class Correct(Regrouping, reads=("before", "small"), writes="before"):
     _large = "before"
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        before = models[self.before]
-        small = models[self.small]
+        before, small = models[self.before], models[self.small]
         growth = self.grouping.up(before.config)
         axes = self.grouping.axes(before.config)
         up = _grow_state(small, growth, self.grouping, tx, self.moments)
@@ -313,7 +316,7 @@ class Grow(Transform, reads=("source",), writes="target"):
             target = differing(config, self.large)
             if i < len(self.by) - 1:
                 # An operator for widths that can also add layers leaves them to the next operator.
-                kinds = set(operator.axes) - {LAYERS} or {LAYERS}
+                kinds = set(operator.axes) - {LAYERS} or {*operator.axes}
                 target = {axis: new for axis, new in target.items() if axis_kind(axis) in kinds}
             options = {"seed": self.seed, "utility": self.utility} | config.traits
             growths.append(operator(config.sizes(), target, **options))
@@ -402,9 +405,11 @@ def _grow_state(
 ) -> TrainState:
     axes = grouping.axes(model.config)
     params = grow(growth, model.params, axes)
-    opt = None
-    if moments != "drop" and model.opt is not None:
-        opt = grow_optimizer(tx, model.opt, growth, model.params, axes, moments)
+    opt = (
+        None
+        if moments == "drop" or model.opt is None
+        else grow_optimizer(tx, model.opt, growth, model.params, axes, moments)
+    )
     return TrainState(params, opt, model.config.resized(growth))
 
 
