@@ -10,7 +10,7 @@ from jaxgrow.checkpoints import CheckpointError, Output, Source, Written
 from jaxgrow.checkpoints.io.files import RECORD, SHARD
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.checkpoints.writing import Companion
-from jaxgrow.cli.errors import errors_with_options
+from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
 from jaxgrow.cli.preservation import keeps_function
 from jaxgrow.growth.maps import Growth, Rules
 from jaxgrow.registry import Registry
@@ -35,7 +35,16 @@ ADAPTERS: Registry[Callable[[argparse.Namespace, Checkpoint, Growth, Json], None
 
 
 def output_of(a: argparse.Namespace, dry_run: bool = False) -> Output:
-    """The checkpoint that the arguments describe."""
+    """The checkpoint that the arguments describe.
+
+    Raises:
+      UsageError: ``--lora-only`` is given without a LoRA, or with an option for the model.
+    """
+    if getattr(a, "lora_only", None):
+        if a.lora is None:
+            raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
+        why = "--lora-only writes no model, to which this applies"
+        refuse_options(a, why, "to", "dtype", "shard_size", "noise", "optimizer")
     dry_run = dry_run or a.dry_run
     shard = a.shard_size or SHARD
     return Output(a.dst, a.to, a.dtype, shard, a.overwrite, dry_run=dry_run, progress=True)

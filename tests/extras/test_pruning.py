@@ -504,13 +504,18 @@ def test_text_is_what_the_models_own_tokenizer_makes_of_it(folder, tmp_path):
     (("--layers", 7), "prune cannot change the size from 6 to 7. The new size must be in 1 .. 6"),
     (("--kv-heads", 1), "axis 'kv_heads': the model has no such axis"),
     (("--embed", 6), "head_dim 3"),  # which a GPT2LMHeadModel cannot have
+    (("--layers", 2, "--lora-only"), "--lora-only requires a LoRA: give its directory with --lora DIR"),
+    (("--layers", 2, "--lora", "lora", "--lora-only", "--dtype", "float16"),
+     "--dtype: --lora-only writes no model, to which this applies; omit --dtype"),
 ])  # fmt: skip
 def test_what_the_command_refuses_before_it_measures(
     folder, tmp_path, capsys, monkeypatch, arguments, message
 ):
     monkeypatch.setattr(importance, "residual_streams", None)
     words = ["prune", folder / "deep", tmp_path / "b", "--data", folder / "text.txt", *arguments]
-    usage = message.startswith(("nothing to prune", "--by"))  # wrong for every model
+    usage = message.startswith(
+        ("nothing to prune", "--by", "--lora-only", "--dtype")
+    )  # wrong for every model
     assert main([str(w) for w in words]) == (2 if usage else 1)
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -78,10 +78,11 @@ def run_prune(a: argparse.Namespace) -> None:
         return _prune_to_list(a)
     if a.vocab is not None:
         return prune_vocabulary(a)
-    plan = _pruning_plan(a)
     # Detect a result that cannot be written before the expensive measurements.
+    output = output_of(a, dry_run=True)
+    plan = _pruning_plan(a)
     with errors_with_options():
-        transform(plan.source, output_of(a, dry_run=True), plan.control, lora=a.lora)
+        transform(plan.source, output, plan.control, lora=a.lora)
     stored = _stored_scores(a, plan)
     scores = plan.chosen(stored)
     growth = plan.pruned(scores)
@@ -92,9 +93,8 @@ def run_prune(a: argparse.Namespace) -> None:
             used = {**scores, EXPERTS: stored[f"{EXPERTS}/frequency"]}
             growths["frequency"] = plan.pruned(used)
         report = _measured_effect(plan, growths)
-    given = {"data": a.data, "scores": a.scores}
-    files = {name: str(file) for name, file in given.items() if file is not None}
-    arguments: Json = {"target": plan.target, **files}
+    given = (("data", a.data), ("scores", a.scores))
+    arguments: Json = {"target": plan.target} | {n: str(x) for n, x in given if x is not None}
     if layers := [axis for axis in plan.target if is_layers(axis)]:
         report["scores"] = {axis: scores[axis].tolist() for axis in layers}
         arguments |= {"by": plan.by, "removed": _removed_layers(plan, report["scores"])}

@@ -7,7 +7,7 @@ from jaxgrow.checkpoints.io.folders import atomic_folder
 from jaxgrow.checkpoints.io.replacing import may_become
 from jaxgrow.checkpoints.source import Checkpoint
 from jaxgrow.checkpoints.writing import COMPANIONS
-from jaxgrow.cli.errors import UsageError, errors_with_options, refuse_options
+from jaxgrow.cli.errors import errors_with_options
 from jaxgrow.cli.writing import ADAPTERS, output_of, print_json, print_notes, sizes_as_text
 from jaxgrow.growth.maps import Growth
 from jaxgrow.typed import Json
@@ -23,10 +23,6 @@ def write_lora_alone(a: argparse.Namespace, root: Checkpoint, growth: Growth, fa
       growth: the growth.
       facts: further entries of the JSON output. Its notes are also printed as text.
     """
-    if a.lora is None:
-        raise UsageError("--lora-only requires a LoRA: give its directory with --lora DIR")
-    why = "--lora-only writes no model, to which this applies"
-    refuse_options(a, why, "to", "dtype", "shard_size", "noise", "optimizer")
     output = output_of(a)
     with errors_with_options():
         lora = COMPANIONS["lora"](root, growth, a.lora)
