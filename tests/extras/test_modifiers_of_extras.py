@@ -16,9 +16,10 @@ from jaxgrow.extras.token_dropping import TokenDrop
 from jaxgrow.growth.moments import clock
 from jaxgrow.layerdrop import LayerDrop
 from train import pretrain
+from train.config.experiment import check_experiment
 from train.data.windows import next_tokens
 from train.extras.modifiers import DropTokens, DropUnits, Ramp, Rewarm, ShortContext
-from train.plan.methods import Growing, GrowTo, TrainStage, VCycle
+from train.plan.methods import Growing, GrowTo, Scratch, TrainStage, VCycle
 from train.plan.modifiers import DropLayers
 from train.plan.training import NOTHING, PhaseStart, Train
 from train.plan.transforms import Grow
@@ -157,6 +158,26 @@ def test_moments_that_do_not_mark_new_entries_are_refused(moments):
         GrowTo((REWARM,), runs.DOUBLED, moments=moments)
     with pytest.raises(ValueError, match=f"set moments_up to 'asymmetric', not '{moments}'"):
         VCycle((TrainStage(0.1),), (TrainStage(0.4), REWARM), moments_up=moments)
+
+
+@pytest.mark.parametrize(("method", "of"), [
+    (Scratch((Rewarm(),)), "large"),
+    (Growing(runs.SMALL, REWARM, (GrowTo(by=runs.DOUBLED),)), "small"),
+    (Growing(runs.SMALL, to=(GrowTo((TrainStage(0.2), REWARM), runs.DOUBLED, moments="asymmetric"),)), "large"),
+    (VCycle((REWARM,)), "large"),
+    (VCycle(up=(REWARM, TrainStage(0.5))), "coarse1"),
+])  # fmt: skip
+def test_only_the_stage_after_a_growth_has_new_entries(tmp_path, method, of):
+    e = runs.experiment(tmp_path, method=method, optim=Optim(warmup=0), ramp=(0.01,))
+    with pytest.raises(ValueError, match=f"train {of} has rewarm, .* but no growth comes directly"):
+        check_experiment(e)
+
+
+@pytest.mark.parametrize("correction", [True, False])
+def test_the_stages_up_have_new_entries(tmp_path, correction):
+    up = TrainStage(0.4), REWARM
+    method = VCycle((TrainStage(0.1),), up, moments_up="asymmetric", correction=correction)
+    check_experiment(runs.experiment(tmp_path, method=method, optim=Optim(warmup=0), ramp=(0.75,)))
 
 
 def grown() -> TrainState:

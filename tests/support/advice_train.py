@@ -44,7 +44,7 @@ from train.extras.inherit import Inherit
 from train.extras.labelled.task import Labelled
 from train.extras.modifiers import Rewarm
 from train.extras.text.mixing import training_text
-from train.plan.methods import Growing, GrowTo, TrainStage
+from train.plan.methods import Growing, GrowTo, Scratch, TrainStage
 from train.state.mesh import Mesh
 from train.state.optim import Optim
 from train.store.workdir import Workdir
@@ -534,6 +534,8 @@ CONFIGS = [
     of_text("must be at least 1", lambda said: ["batch=8"], "batch=0"),
     setting("rewarm uses the step count", rewarmed("sgd"), "optim.name=adamw", check_experiment),
     setting("rewarm warms up the new entries", rewarmed("adamw", 2), "optim.warmup=0", check_experiment),
+    setting("that a growth has just made, but no growth",
+        of_experiment(method=Scratch((Rewarm(),)), optim=Optim(warmup=0)), "method.rewarm=None", check_experiment),
     setting("optim.base is for pre-training", fine_tuned, "optim.base=None", check_experiment),
     setting("has a context of {self.small.length}", of_experiment(method=Inherit(replace(runs.SMALL, context=4))),
         "method.small.context=8", check_experiment),

@@ -37,6 +37,7 @@ from train.plan.methods import Method, Scratch, TrainStage
 from train.plan.modifiers import DropLayers, less_than_one
 from train.plan.phase import Phase
 from train.plan.training import Train
+from train.plan.transforms import Correct, Grow, Interpolate
 from train.state.mesh import How, Mesh
 from train.state.optim import Optim, transformation
 
@@ -309,8 +310,16 @@ def check_experiment(experiment: Experiment) -> None:
     shapes(plan, len(plan), experiment.tx)
     # The cost also checks that the layers that a layer drop names exist.
     _ = experiment.cost
-    for phase in plan:
+    for before, phase in itertools.pairwise((None, *plan)):
         if isinstance(phase, Train):
+            # Without a growth, all entries are old or all are new: a modifier of new ones has no effect, or
+            # changes the schedule of the model.
+            found = [m.key for m in phase.modifiers if m.by_counts and not phase.begin]
+            if found and not isinstance(before, Grow | Interpolate | Correct):
+                raise ValueError(
+                    f"{phase.label} has {found[0]}, which is for the entries that a growth has just made, but no growth comes "
+                    f"directly before it: leave out {found[0]} there, or use it in the first stage after a growth"
+                )
             _check_experts(phase.config, experiment.mesh.expert)
             # The cost of the head would count another number of predicted positions.
             if phase.config.masked != experiment.model.masked:
