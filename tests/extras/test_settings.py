@@ -165,6 +165,8 @@ FOUND = [
     ("GraniteForCausalLM", {"logits_scaling": 0.0}),
     ("GptOssForCausalLM", {"swiglu_limit": 0.0}),
     ("Qwen2ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": _ROPES[3]}),
+    ("Olmo3ForCausalLM", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100, "rope_scaling": _ROPES[5]}),
+    ("ModernBertForMaskedLM", {"layer_types": ["sliding_attention"] * 3, "local_attention": 100}),
 ]  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def _read_qwen_windows(hf_config: Json) -> Json:
         return {"kinds": "f"}
     first = hf_config.get("max_window_layers", 28)
     kinds = ("s" if i >= first else "f" for i in range(hf_config["num_hidden_layers"]))
-    return read_windows(hf_config, "".join(kinds), 32768)
+    return read_windows(hf_config, "".join(kinds))
 
 
 def _written_qwen(config: LlamaConfig) -> Json:
@@ -108,7 +108,7 @@ def _read_gemma2(hf_config: Json) -> Json:
     return {
         **fields,
         **_read_score_dim(hf_config, fields["head_dim"]),
-        **read_windows(hf_config, "sf", 8192),
+        **read_windows(hf_config, "sf"),
         "score_cap": _read_cap(hf_config, "attn_logit_softcapping", 50.0),
         "logit_cap": _read_cap(hf_config, "final_logit_softcapping", 30.0),
     }
@@ -121,7 +121,7 @@ def _read_gemma3(hf_config: Json) -> Json:
         **fields,
         **read_layered_rope(hf_config, 1e6, "rope_local_base_freq", 1e4),
         **_read_score_dim(hf_config, fields["head_dim"]),
-        **read_windows(hf_config, pattern, 131072),
+        **read_windows(hf_config, pattern),
         "embed_scale": hf_config["hidden_size"] ** 0.5,
         # `transformers` also has a key for a soft cap of scores, but does not apply it.
         "logit_cap": _read_cap(hf_config, "final_logit_softcapping", None),
@@ -231,7 +231,7 @@ GEMMA3 = decoder_families(
 def _read_olmo3(hf_config: Json) -> Json:
     # `transformers` applies ``rope_theta`` only to the layers with full attention.
     rope = read_layered_rope(hf_config, 5e5, None, 5e5)
-    return read_heads(hf_config) | rope | read_windows(hf_config, "sssf", 65536)
+    return read_heads(hf_config) | rope | read_windows(hf_config, "sssf")
 
 
 _NORMED_AFTER: Json = {

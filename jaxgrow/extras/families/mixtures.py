@@ -233,7 +233,7 @@ def _read_gpt_oss(hf_config: Json) -> Json:
     like = {"max_position_embeddings": 131072, **hf_config}
     return {
         **read_llama(like, key_heads=8, theta=150000.0, head_dim=64),
-        **read_windows(hf_config, "sf", 131072, 128),
+        **read_windows(hf_config, "sf", 128),
         **{"qkv_bias": biased, "out_bias": biased, "gates_normed": True},
     }
 

@@ -81,7 +81,7 @@ def _read_modernbert(hf_config: Json) -> Json:
     fields = read_heads(like) | read_layered_rope(
         like, 160000.0, "local_rope_theta", 10000.0, key="global_rope_theta"
     )
-    return fields | read_windows(like, "f" + "s" * (every - 1), 8192)
+    return fields | read_windows(like, "f" + "s" * (every - 1))
 
 
 def _written_modernbert(config: ModernBERTConfig) -> Json:

@@ -6,14 +6,18 @@ from jaxgrow.models.llama import LlamaConfig, repeated_kinds
 from jaxgrow.typed import Json
 
 
-def read_windows(hf_config: Json, kinds: str, positions: int, window: int | None = 4096) -> Json:
+def read_windows(
+    hf_config: Json, kinds: str, window: int | None = 4096, positions: int | None = None
+) -> Json:
     """Return the kinds of the layers, and the size of their windows.
 
     Args:
       hf_config: the content of ``config.json``.
       kinds: the default for ``layer_types``, as `LlamaConfig.kinds`. It is repeated.
-      positions: the default for ``max_position_embeddings``.
       window: the default for ``sliding_window``.
+      positions: the default for ``max_position_embeddings``. A window of that length has no effect
+        and is removed. Without it, the window stays, because layers with windows may have another
+        rotary base than the others.
 
     Raises:
       ValueError: a type of layers is not supported.
@@ -27,10 +31,8 @@ def read_windows(hf_config: Json, kinds: str, positions: int, window: int | None
         kinds = "".join(TYPES[kind] for kind in types)
     layers = hf_config["num_hidden_layers"]
     kinds = "".join(kinds[i % len(kinds)] for i in range(layers))
-    # A window as long as the longest sequence has no effect. It is removed only if all layers have
-    # windows, because layers with windows may have another rotary base than the others.
     if window is None or (
-        window >= (hf_config.get("max_position_embeddings") or positions) and set(kinds) == {"s"}
+        positions and window >= (hf_config.get("max_position_embeddings") or positions)
     ):
         kinds = kinds.replace("s", "f")
     return {"kinds": repeated_kinds(kinds)} | ({"window": window} if "s" in kinds else {})
@@ -41,7 +43,7 @@ def read_one_window(hf_config: Json, positions: int, window: int | None = 4096) 
 
     `transformers` does not read ``layer_types`` for such a model.
     """
-    return read_windows({**hf_config, "layer_types": None}, "s", positions, window)
+    return read_windows({**hf_config, "layer_types": None}, "s", window, positions)
 
 
 def written_kinds(config: LlamaConfig) -> Json:
