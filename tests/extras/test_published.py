@@ -23,6 +23,7 @@ FAST = ("gemma-2b", "gpt-neox-20b", "Cerebras-GPT", "dinov2-base-imagenet1k-1-la
 FAST += (
     "granite-4.0-micro",
     "a Gemma 3 whose few layers all have windows",
+    "Phi-3, the context before its scaling only in rope_scaling",
 )
 
 

@@ -266,7 +266,15 @@ OLMO3 = decoder_families(
 
 
 def _read_phi3(hf_config: Json) -> Json:
-    rope = read_partial_rope({"max_position_embeddings": 4096, **hf_config}, 1.0)
+    rope = read_partial_rope(
+        {
+            "max_position_embeddings": 4096,
+            # `transformers` has this default even if rope_scaling has the key.
+            "original_max_position_embeddings": 4096,
+            **hf_config,
+        },
+        1.0,
+    )
     if rope.get("rope_by", "longrope") != "longrope":
         raise ValueError(f"rope_type is {spelt(rope['rope_by'])}, but Phi-3 supports only longrope")
     return read_heads(hf_config) | rope | read_one_window(hf_config, 4096, None)
