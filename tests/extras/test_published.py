@@ -24,6 +24,7 @@ FAST += (
     "granite-4.0-micro",
     "a Gemma 3 whose few layers all have windows",
     "Phi-3, the context before its scaling only in rope_scaling",
+    "siglip-so400m-patch14-384, its vision tower",
 )
 
 

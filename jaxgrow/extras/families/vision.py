@@ -319,6 +319,12 @@ SiglipVisionModel = Family(
     inferred=lambda hf_config: (
         _read_activation("gelu_pytorch_tanh", hf_config)
         | {"pooler": "attention" if hf_config.get("vision_use_head", True) else "none"}
+        # Whole patches may cover fewer pixels, such as 378 of the 384 in so400m-patch14-384.
+        | {
+            "image": (hf_config.get("image_size") or 224)
+            // (p := hf_config.get("patch_size") or 16)
+            * p
+        }
     ),
     derived=lambda config: (
         _written_activation(config) | {"vision_use_head": config.pooler == "attention"}
