@@ -167,6 +167,7 @@ FOUND = [
     ("Qwen2ForCausalLM", {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": _ROPES[3]}),
     ("Olmo3ForCausalLM", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100, "rope_scaling": _ROPES[5]}),
     ("ModernBertForMaskedLM", {"layer_types": ["sliding_attention"] * 3, "local_attention": 100}),
+    ("GPTNeoXForCausalLM", {"rope_parameters": {"rope_theta": 77.0, "partial_rotary_factor": 0.7}}),
 ]  # fmt: skip
 
 

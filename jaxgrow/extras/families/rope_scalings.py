@@ -6,6 +6,7 @@ from jaxgrow.checkpoints.hf.rope import (
     STORED_SCALINGS,
     StoredScaling,
     check_whole_heads,
+    read_heads,
     read_rope,
     read_scaling,
     rope_type_of,
@@ -26,8 +27,12 @@ def read_partial_rope(hf_config: Json, rotary: float) -> Json:
     key = "partial_rotary_factor"
     part = rope.get(key, hf_config.get(key))
     others = {name: value for name, value in rope.items() if name != key}
-    fields = read_rope({**hf_config, key: None, "rope_scaling": others, "rope_parameters": None})
-    return fields | {"rotary": float(rotary if part is None else part)}
+    head_dim = read_heads(hf_config)["head_dim"]
+    return {
+        **read_rope({**hf_config, key: None, "rope_scaling": others, "rope_parameters": None}),
+        # `transformers` rounds the number of rotated dimensions down.
+        "rotary": int((rotary if part is None else part) * head_dim) / head_dim,
+    }
 
 
 def read_layered_rope(
