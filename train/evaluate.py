@@ -31,7 +31,7 @@ from train.common.errors import UserError, exits_cleanly
 from train.common.files import write_record
 from train.common.output import say
 from train.extras.evaluation.benchmarks import Benchmarks
-from train.extras.evaluation.perplexity import TEXTS, is_text
+from train.extras.evaluation.perplexity import is_text
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.labelled.task import NAMES
 
@@ -58,11 +58,6 @@ def _check_options(a: Namespace) -> None:
     of_text = ("the perplexity of a text, such as wikitext2", texts)
     of_lm_eval = ("tasks of lm-eval", others)
     for option, value, (what, names) in (
-        (
-            "--data",
-            a.data,
-            ("tasks with a name", [n for n in a.tasks if n in TEXTS or n not in texts]),
-        ),
         ("--stride", a.stride, of_text),
         ("--few-shot", a.few_shot, of_lm_eval),
         ("--limit", a.limit, of_lm_eval),

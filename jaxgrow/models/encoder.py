@@ -60,7 +60,10 @@ class EncoderConfig(TextConfig):
         tokens, _ = super().batch_shapes(samples)
         count = masked_positions(self.masked, self.length)
         positions = jax.ShapeDtypeStruct((samples, count), jnp.int32)
-        return {"tokens": tokens, "positions": positions}, positions
+        # Other heads read the first token or all tokens.
+        return {"tokens": tokens} | (
+            {"positions": positions} if self.head == "tokens" else {}
+        ), positions
 
     def predicted_positions(self, length: int) -> int:
         """Return the number of positions of a sample at which training computes the head."""
@@ -79,7 +82,8 @@ class Encoder(Model):
     mask       bool [B, T]         the visible tokens; all if left out. RoBERTa's positions
                                    count only visible tokens
     positions  int [B, S]          the positions for which logits [B, S, vocab] are returned;
-                                   all if left out
+                                   all if left out. Not for classes and poolers. With mask and
+                                   targets, the loss needs positions, or each
     segments   int [B, T]          the number of the document of each token, instead of a mask;
                                    all tokens are in one document if left out
     ========== =================== =================================================================
@@ -112,6 +116,11 @@ class Encoder(Model):
                 f"{', '.join(inputs)}"
             )
         super().check(call)
+        if "positions" in inputs and (config.head == "classes" or getattr(config, "pooler", False)):
+            raise ValueError(
+                "a head of classes and a pooler read the first token or all of them, but the input positions would choose "
+                "others: leave out positions"
+            )
         if {"mask", "segments"} <= set(inputs):
             raise ValueError("inputs have mask and segments: give padding a segment of its own")
         drops_layers = call.keep_mask is not None and call.keep_mask.layers is not None

@@ -163,6 +163,18 @@ class Model(nn.Module):
                 f"targets are for head=tokens, and each is for targets, but head={self.config.predicts} and targets "
                 f"are {'missing' if call.targets is None else 'given'}: leave out targets and each"
             )
+        if (
+            call.targets is not None
+            and not call.each
+            and (call.mask_BS is not None or call.named("mask") is not None)
+            and call.named("weights") is None
+            and call.named("positions") is None
+        ):
+            raise ValueError(
+                "the mean loss would count targets of tokens that the mask hides: choose the targets with the input "
+                f"{'weights' if self.config.causal else 'positions'}, or pass each=True and average the values of the "
+                "visible tokens"
+            )
         if call.keep_mask is not None and call.given("kept_tokens", "frozen"):
             raise ValueError(
                 "layer dropping (keep_mask) cannot be combined with token dropping (kept_tokens) "

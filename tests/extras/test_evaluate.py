@@ -266,7 +266,10 @@ def test_an_option_that_no_task_uses_is_refused(monkeypatch, tmp_path):
     (tmp_path / "a.txt").write_text("a")
     monkeypatch.chdir(tmp_path)
     for options, says in (
-        ("a.txt --data files", "--data files has no effect on a.txt: it is for tasks with a name"),
+        (
+            "a.txt --data files",
+            "--data files has no effect without a task with a name, such as wikitext2: name one with --tasks",
+        ),
         ("wikitext2 --few-shot 2", "--few-shot 2 has no effect on wikitext2: it is for"),
         ("wikitext2 --limit 2", "leave out --limit"),
         ("piqa,sst2 --stride 4", "--stride 4 has no effect on piqa, sst2: it is for the"),

@@ -176,6 +176,48 @@ def test_inputs_and_targets_without_an_effect_are_refused():
             tiny_call(config, {"tokens": tokens}, each=True)
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama"])
+def test_a_loss_of_hidden_tokens_is_refused_with_ways_out(name):
+    config = FAMILIES[name]
+    params = tiny.params(config)
+    tokens, mask = np.arange(12).reshape(2, 6) % 5 + 1, np.ones((2, 6), bool)
+    mask[1, 3:] = False
+
+    def loss(targets: Any, each: bool = False, **more: Any) -> Any:
+        inputs = (
+            {"tokens": tokens, **more}
+            if config.causal
+            else {"tokens": tokens, "mask": mask, **more}
+        )
+        hidden = {"mask_BS": mask} if config.causal else {}
+        return config.module.apply(
+            {"params": params}, inputs, targets=targets, each=each, **hidden
+        )[0]
+
+    with pytest.raises(ValueError, match="would count targets of tokens that the mask hides"):
+        loss(tokens)
+    each = np.asarray(loss(tokens, each=True))
+    if config.causal:
+        chosen, of = loss(tokens, weights=mask.astype(np.float32)), each[mask]
+    else:
+        chosen, of = (
+            loss(tokens[:, :3], positions=np.arange(6).reshape(2, 3) % 3),
+            each[:, :3],
+        )
+    np.testing.assert_allclose(chosen, of.mean(), rtol=1e-5)
+    assert abs(of.mean() - each.mean()) > 1e-5  # control: the hidden tokens have another mean
+
+
+@pytest.mark.parametrize("pooler", [False, True])
+def test_positions_cannot_move_the_token_that_a_pooler_or_a_head_of_classes_reads(pooler):
+    config = replace(FAMILIES["bert"].with_head("states"), pooler=pooler)
+    inputs = {"tokens": np.zeros((1, 6), np.int32), "positions": np.array([[2, 3]])}
+    with pytest.raises(ValueError, match="leave out positions"):
+        tiny_call(config if pooler else config.with_head("classes"), inputs)
+    tiny_call(config, {"tokens": inputs["tokens"]})  # the advice
+    tiny_call(config.with_head("token_classes"), inputs)  # a head of each token reads the positions
+
+
 def tiny_call(config: Config, inputs: Any, **options: Any) -> Any:
     run = partial(config.module.apply, **options)
     return jax.eval_shape(run, {"params": tiny.shapes(config)}, inputs)

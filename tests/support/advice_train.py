@@ -576,7 +576,7 @@ COMMANDS = [
     cli("--stream prints one text", f"{ASK} --stream --json",
         lambda words, said: (without(words, "--json") if "without --samples and --json" in said else words)),
     cli("no chat template", f"{ASK} --chat"),
-    cli("--tasks names no task", "train.evaluate {reading} --tasks ,", "--tasks {text}"),
+    cli("{option} names no {kind}", "train.evaluate {reading} --tasks ,", "--tasks {text}"),
     cli("not between 1 and the context", "train.evaluate {reading} --tasks {text} --stride 99",
         values_of(r"context of (\d+)", "--stride")),
     cli("nothing is downloaded: put it", "train.evaluate {reading} --tasks bits_per_byte --data {new}", "--data {more}"),
@@ -594,7 +594,7 @@ COMMANDS = [
         lambda words, said: [*words, "--set", part(r"such as (\S+)", said)], slow=True),
     cli("--halving takes increasing", "train.sweep {config} --set optim.peak_lr=1e-2,2e-2 --workdir {new} "
         "--halving 0.5,0.25 --set steps=20", values_of(r"such as ([0-9.,]+),", "--halving"), slow=True),
-    cli("has no effect without --evaluate", "train.compare {config} --data {more} --workdir {new}",
+    cli("has no effect without a task with a name", "train.compare {config} --data {more} --workdir {new}",
         lambda words, said: without(words, "--data") if "leave out --data" in said else words, slow=True),
     cli("two runs have the same name", "train.compare {config} {config} --workdir {new}",
         lambda words, said: [*words[:2], words[2] + part(r"CONFIG(:name=\w+)", said), *words[3:]], slow=True),

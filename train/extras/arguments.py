@@ -35,18 +35,19 @@ def _new_config(text: str) -> Path:
     return Path(text)
 
 
-def _data_of_tasks(a: Namespace) -> None:
-    if a.data is not None and all(Path(x).is_file() for x in (a.evaluate or "").split(",") if x):
+def _data_of_tasks(a: Namespace, option: str) -> None:
+    tasks = getattr(a, option.removeprefix("--"))
+    if a.data is not None and all(Path(name).is_file() for name in tasks):
         raise UserError(
-            f"--data {a.data} has no effect without --evaluate and a task with a name, such as wikitext2: name the tasks "
-            "with --evaluate, or leave out --data"
+            f"--data {a.data} has no effect without a task with a name, such as wikitext2: name one with {option}, or "
+            "leave out --data"
         )
 
 
-def _tasks(text: str) -> list[str]:
+def _names(text: str, option: str, kind: str = "task", example: str = "wikitext2") -> list[str]:
     names = [name for name in text.split(",") if name]
     if not names:
-        raise UserError("--tasks names no task; give at least one, such as wikitext2")
+        raise UserError(f"{option} names no {kind}; give at least one, such as {example}")
     return names
 
 
@@ -85,13 +86,6 @@ def _utilisation(a: Namespace) -> None:
         raise UserError(
             f"--utilisation must be greater than 0 and at most 1, but is {a.utilisation}"
         )
-
-
-def _operators(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    if not names:
-        raise UserError("--by names no operator; give at least one, such as stack")
-    return names
 
 
 def _race_settings(a: Namespace) -> None:
@@ -170,7 +164,8 @@ MORE.add(
             ),
             argument(
                 "--evaluate",
-                default="",
+                type=partial(_names, option="--evaluate"),
+                default=(),
                 metavar="A,B",
                 help="tasks of train.evaluate (default: none)",
             ),
@@ -189,7 +184,7 @@ MORE.add(
                 help="a config of train.finetune (default: none)",
             ),
         ),
-        (_data_of_tasks, _equal_time),
+        (partial(_data_of_tasks, option="--evaluate"), _equal_time),
     ),
 )
 _EXTRA_COMMANDS = {
@@ -228,7 +223,7 @@ _EXTRA_COMMANDS = {
             argument(
                 "--tasks",
                 required=True,
-                type=_tasks,
+                type=partial(_names, option="--tasks"),
                 metavar="A,B",
                 help="names of tasks or files, such as wikitext2,lambada_openai",
             ),
@@ -269,6 +264,7 @@ _EXTRA_COMMANDS = {
                 help="also write all numbers to this file (default: none)",
             ),
         ),
+        (partial(_data_of_tasks, option="--tasks"),),
     ),
     "finetune": Arguments(
         (
@@ -439,7 +435,7 @@ _EXTRA_COMMANDS = {
             argument("run", type=Path, help="folder of a finished run of the small model"),
             argument(
                 "--by",
-                type=_operators,
+                type=partial(_names, option="--by", kind="operator", example="stack"),
                 help=f"operators, of {', '.join(sorted(METHODS.keys() - EXPERTS))}, ligo "
                 "(default: some that can reach the sizes)",
             ),

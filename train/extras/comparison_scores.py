@@ -25,10 +25,9 @@ EVALUATED = "evaluated.json"
 
 
 def _evaluate(arguments: Namespace) -> Callable[[Sequence[Sequence[Run]]], Scores]:
-    tasks = [task for task in arguments.evaluate.split(",") if task]
     data = arguments.data or Path(".")
-    file_keys(tasks, data)  # reports missing files
-    return lambda runs: task_scores(runs, tasks, data)
+    file_keys(arguments.evaluate, data)  # reports missing files
+    return lambda runs: task_scores(runs, arguments.evaluate, data)
 
 
 def _finetune(arguments: Namespace) -> Callable[[Sequence[Sequence[Run]]], Scores]:
