@@ -55,15 +55,11 @@ def _check_options(a: Namespace) -> None:
     """
     texts = [name for name in a.tasks if is_text(name)]
     others = [name for name in a.tasks if name not in (*NAMES, *texts)]
-    of_text = ("the perplexity of a text, such as wikitext2", texts)
-    of_lm_eval = ("tasks of lm-eval", others)
-    for option, value, (what, names) in (
-        ("--stride", a.stride, of_text),
-        ("--few-shot", a.few_shot, of_lm_eval),
-        ("--limit", a.limit, of_lm_eval),
-        ("--include", a.include, of_lm_eval),
+    for option, what, names in (
+        ("--stride", "the perplexity of a text, such as wikitext2", texts),
+        *((name, "tasks of lm-eval", others) for name in ("--few-shot", "--limit", "--include")),
     ):
-        if value is not None and not names:
+        if (value := getattr(a, option[2:].replace("-", "_"))) is not None and not names:
             raise UserError(
                 f"{option} {value} has no effect on {', '.join(a.tasks)}: it is for {what}; leave out {option}"
             )

@@ -1,10 +1,13 @@
 """The scores that a comparison adds to its runs: tasks, and fine-tuning."""
 
 import json
+from argparse import Namespace
 
 import pytest
 
+from train.analysis.comparing import SCORERS
 from train.analysis.runs import Run
+from train.common.errors import UserError
 from train.extras import comparison_scores
 from train.extras.comparison_scores import task_scores
 
@@ -21,6 +24,15 @@ def test_finished_runs_are_judged(small_run, tmp_path, monkeypatch):
     (tmp_path / "ptb.test.txt").write_text("abcd\n" * 8)
     with pytest.raises(TypeError):  # The cache does not apply to other files.
         task_scores([[run]], ["ptb"], tmp_path)
+
+
+@pytest.mark.parametrize("task", ["stsb", "sst2"])
+def test_a_task_of_fine_tuned_models_is_refused_before_the_runs(task, tmp_path):
+    """The error was that stsb is no task, and that the files of sst2 are missing."""
+    (tmp_path / "ptb.test.txt").write_text("abcd\n")
+    SCORERS["evaluate"](Namespace(evaluate=["ptb"], data=tmp_path))  # a control
+    with pytest.raises(UserError, match=f"give --finetune configs/finetune.py:{task} instead"):
+        SCORERS["evaluate"](Namespace(evaluate=["ptb", task], data=tmp_path))
 
 
 @pytest.mark.interop

@@ -225,6 +225,9 @@ def own(tmp_path_factory):
         "doc_to_choice: '{{[sentence_good, sentence_bad]}}'\nmetric_list: [{metric: acc}]\n"
     )
     (folder / "inner.yaml").write_text(f"group: inner\ntask: [{PARTS[0]}]\n")
+    for name, more in (("piqa", ""), ("hellaswag", "fewshot_split: train, ")):
+        task = f"{{task: {name}, {more}num_fewshot: 2}}"
+        (folder / f"few_{name}.yaml").write_text(f"group: few_{name}\ntask: [{task}]\n")
     (folder / "outer.yaml").write_text(
         f"group: outer\ntask: [inner, {{task: {PARTS[1]}}}]\n"
         "aggregate_metric_list: [{metric: acc, weight_by_size: false}]\n"
@@ -249,6 +252,15 @@ def test_a_group_may_have_groups(home, own):
     scores = [alone[name]["acc"] for name in PARTS]
     assert [found["by"][name]["acc"] for name in PARTS] == scores
     assert found["acc"] == pytest.approx(sum(scores) / 2)
+
+
+def test_few_shots_of_the_task_itself_come_from_the_training_split(home, own):
+    """The control has no examples. Without a training file, they were the evaluated questions."""
+    tasks = Benchmarks(home / "files", include=own)
+    assert [f.name for f in tasks.files(["few_piqa"])["few_piqa"]] == ["valid.jsonl", "train.jsonl"]
+    assert [f.name for f in tasks.files(["piqa"])["piqa"]] == ["valid.jsonl"]
+    with pytest.raises(UserError, match=r"hellaswag needs hellaswag_train.jsonl in"):
+        tasks.load(["few_hellaswag"])
 
 
 def test_a_masked_model_scores_pairs_by_pseudo_likelihood(home, tmp_path):
@@ -276,15 +288,24 @@ def test_it_generates_until_a_text(home):
 
     harness = Harness(home / "model")
 
-    def generated(**settings):
+    def several(count, **settings):
         asked = ("one two", {"max_gen_toks": 8} | settings)
-        return harness.generate_until([Instance("generate_until", {}, asked, 0)])[0]
+        return harness.generate_until([Instance("generate_until", {}, asked, 0)] * count)
+
+    def generated(**settings):
+        return several(1, **settings)[0]
 
     whole = generated()
     [tokens] = generate(*load(home / "model"), [list(b"one two")], max_new=8, end=0)
     assert whole == load_tokenizer("bytes").decode(tokens.tolist())
     assert generated(until=[whole[2]]) == generated(until=whole[2]) == whole.split(whole[2])[0]
     assert generated(do_sample=True, temperature=1e-6) == whole
+    assert generated(do_sample=True, temperature=0.0, top_k=5) == whole  # a control of sampling
+    for how in ({"temperature": 1.0}, {"top_k": 50}, {"top_k": 0, "top_p": 0.95}):
+        assert len({*several(4, do_sample=True, **how)}) > 1
+    # More new tokens than the context of 64: half of it is for the prompt, which is not cut.
+    [tokens] = generate(*load(home / "model"), [list(b"one two")], max_new=32, end=0)
+    assert generated(max_gen_toks=256) == load_tokenizer("bytes").decode(tokens.tolist())
 
 
 def test_tasks_that_cannot_be_run_are_refused(home):

@@ -17,6 +17,7 @@ from train.extras.evaluation.benchmarks import Benchmarks
 from train.extras.evaluation.perplexity import files_of, is_text
 from train.extras.evaluation.tasks import evaluate_tasks
 from train.extras.labelled.downstream import FineTuning
+from train.extras.labelled.task import NAMES
 from train.extras.labelled.tuning import best_rate, main_metric, tune_model
 from train.store.workdir import COMPUTED_AGAIN, Workdir
 
@@ -26,6 +27,11 @@ EVALUATED = "evaluated.json"
 
 def _evaluate(arguments: Namespace) -> Callable[[Sequence[Sequence[Run]]], Scores]:
     data = arguments.data or Path(".")
+    if learned := [task for task in arguments.evaluate if task in NAMES]:
+        raise UserError(
+            f"--evaluate {learned[0]} needs models that were fine-tuned on it, which these runs are not: give "
+            f"--finetune configs/finetune.py:{learned[0]} instead"
+        )
     file_keys(arguments.evaluate, data)  # reports missing files
     return lambda runs: task_scores(runs, arguments.evaluate, data)
 

@@ -108,7 +108,7 @@ class Benchmarks:
         if self.data is None or name not in (*manager.all_tags, *_yaml_tasks(manager)):
             loaded = manager.load([name])
             return [*loaded["groups"].values()] or [*loaded["tasks"].values()]
-        own = {**member, "class": _local_task(self.data, bool(self.few_shot))}
+        own = {**member, "class": _local_task(self.data, self.few_shot)}
         return [*manager.load([{"group": "local", "task": [own]}])["tasks"].values()]
 
     def _group(self, manager: LmEval, about: Json) -> LmEval:
@@ -155,10 +155,10 @@ def _task_files(tasks: Sequence[LmEval]) -> list[Path]:
     return [file for leaf in _leaf_tasks(tasks) for file in getattr(leaf, "files", ())]
 
 
-def _local_task(folder: Path, shots: bool) -> type:
+def _local_task(folder: Path, shots: int | None) -> type:
     """A class of tasks that read files in ``folder``.
 
-    With ``shots``, they also read the examples before questions.
+    With ``shots`` (None: the number of the task), they also read the examples before questions.
     """
     from lm_eval.api.task import ConfigurableTask  # pyright: ignore[reportMissingImports]
 
@@ -175,7 +175,7 @@ def _local_task(folder: Path, shots: bool) -> type:
                 self.files = [Path(file) for file in jax.tree.leaves(own)]
                 return
             splits = [config.test_split or config.validation_split]
-            if shots:
+            if config.num_fewshot if shots is None else shots:
                 splits.append(config.fewshot_split or config.training_split or splits[0])
             wanted = list(dict.fromkeys(splits))
             self.dataset, self.files = local_dataset(

@@ -112,25 +112,32 @@ class Harness(TemplateLM):
         return list(map(make_disjoint_window, rolling))
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        return [self._generated(*request.args) for request in requests]
+        # A task may ask for several samples of one prompt, so each request has a seed of its own.
+        return [self._generated(i, *request.args) for i, request in enumerate(requests)]
 
-    def _generated(self, context: str, given: dict[str, Any]) -> str:
-        """The generated text up to the first stop string, or to the end of text."""
+    def _generated(self, seed: int, context: str, given: dict[str, Any]) -> str:
+        """The generated text up to the first stop string, or to the end of text.
+
+        The end of a long prompt is kept. If the new tokens would fill the context, the prompt has
+        half of it; the harness refuses models of `transformers` then.
+        """
         settings = normalize_gen_kwargs(given)
-        new = min(settings["max_gen_toks"], self.max_length - 1)
+        new = n if (n := settings["max_gen_toks"]) < self.max_length else self.max_length // 2
         prompt = self.tok_encode(context)[new - self.max_length :] or [self.prefix_token_id or 0]
-        draws = settings if settings["do_sample"] else {}
+        heat = settings.get("temperature", 1.0) if settings["do_sample"] else 0.0
+        draws = settings if heat else {}
         stopping = Stopping(self.model.tokenizer, settings["until"])
         [tokens] = generate(
             self.model.config,
             self.model.params,
             [prompt],
             max_new=new,
-            temperature=draws.get("temperature"),
-            top_k=draws.get("top_k"),
+            temperature=heat or None,
+            top_k=draws.get("top_k") or None,
             top_p=draws.get("top_p"),
             min_p=draws.get("min_p"),
             repetition_penalty=settings.get("repetition_penalty"),
+            seed=seed,
             end=self.model.special.ends,
             watch=stopping.watch if stopping.strings else None,
         )

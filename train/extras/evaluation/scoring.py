@@ -89,10 +89,9 @@ class Scorer:
     def _around(self) -> tuple[list[int], list[int]]:
         """The tokens around the texts of a masked model."""
         before, after = added_tokens(self.model.tokenizer)
-        special = self.special
         return (
-            before or ([] if special.begin is None else [special.begin]),
-            after or ([] if special.end is None else [special.end]),
+            before or ([] if self.special.begin is None else [self.special.begin]),
+            after or ([] if self.special.end is None else [self.special.end]),
         )
 
     def windows(self, text: str, stride: int | None = None) -> list[Request]:
