@@ -64,6 +64,7 @@ EXCEPTIONS = {
         "adapters need equal widths", "labels names the classes", "best is not supported together",
         "freezes the rest of the body", "a LoRA or an adapter, not both", "dropout is not supported together",
         "maps of an axis differ between parameters", "encoders do not support for padded",
+        "because lm-eval always evaluates without",
     ],
     "tests/extras/test_interop_forms.py": [
         "loop requires the layers", "is not a loop: give", "{why}, but loop is {self.loop}", "loop adds no weights",

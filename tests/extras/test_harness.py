@@ -317,6 +317,11 @@ def test_tasks_that_cannot_be_run_are_refused(home):
             r"needs ARC-Challenge-Test.jsonl or .* in .*ai2_arc or .*, or a copy",
         ),
         ("sciq", {}, "sciq needs a copy of the dataset allenai/sciq at .*allenai/sciq; put it"),
+        (
+            "blimp_wh_island",
+            {"few_shot": 2},
+            "--few-shot 2 has no effect on blimp_wh_island, because",
+        ),
         ("piqa", {"few_shot": -1}, "--few-shot is -1, less than 0"),
         ("piqa", {"limit": 0}, "--limit is 0, less than 1"),
     ):

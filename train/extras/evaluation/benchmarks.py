@@ -48,7 +48,8 @@ class Benchmarks:
         """Load tasks and groups with their data, by name.
 
         Raises:
-          UserError: lm-eval is not installed or has no such task, or files are missing or damaged.
+          UserError: lm-eval is not installed or has no such task, files are missing or damaged, or
+            the setting of examples has no effect.
         """
         if self.few_shot is not None and self.few_shot < 0:
             raise UserError(f"--few-shot is {self.few_shot}, less than 0")
@@ -60,7 +61,14 @@ class Benchmarks:
                 f"there is no task {unknown[0]!r}: it is not a text, a file, a task of train.finetune, or a task of lm-eval "
                 f"(lm-eval ls tasks){did_you_mean(unknown[0], (*manager.all_tasks, *NAMES, *TEXTS))}"
             )
-        return {name: self._loaded(manager, name) for name in names}
+        loaded = {name: self._loaded(manager, name) for name in names}
+        leaves = [leaf for tasks in loaded.values() for leaf in _leaf_tasks(tasks)]
+        if self.few_shot and all(leaf.get_config("num_fewshot") == 0 for leaf in leaves):
+            raise UserError(
+                f"--few-shot {self.few_shot} has no effect on {', '.join(names)}, because lm-eval always evaluates without "
+                "examples there; leave out --few-shot"
+            )
+        return loaded
 
     def run(self, model: TextModel, names: Sequence[str]) -> dict[str, Json]:
         """Evaluate a model: the metrics and standard errors of each task.
@@ -194,15 +202,9 @@ def _task_result(name: str, found: Json, tasks: Sequence[LmEval]) -> Json:
     leaves = [leaf.task_name for leaf in _leaf_tasks(tasks)]
     parts = {leaf: _plain_metrics(every[leaf]) for leaf in leaves if leaf != name}
     out = _plain_metrics(every.get(name, {}))
-    if not parts:
-        shots = found["n-shot"].get(name, 0)
-        version = found["versions"].get(name)
-        return out | {"few_shot": shots, "version": version, "files": _file_names(tasks)}
-    return out | {"by": parts, "files": _file_names(tasks)}
-
-
-def _file_names(tasks: Sequence[LmEval]) -> list[str]:
-    return list(map(str, _task_files(tasks)))
+    own = {"few_shot": found["n-shot"].get(name, 0), "version": found["versions"].get(name)}
+    out |= {"by": parts} if parts else own
+    return out | {"files": [*map(str, _task_files(tasks))]}
 
 
 def _plain_metrics(result: Json) -> Json:
