@@ -110,6 +110,9 @@ def test_phases_with_a_fixed_number_of_steps_keep_it(tmp_path, speeds, capsys):
     with pytest.raises(UserError, match=message):
         timing.timed_steps(ligo(tmp_path, 0.7), tmp_path / "run")
     assert lengths(timing.timed_steps(ligo(tmp_path, 0.71), tmp_path / "run")) == [1, 7, 1]
+    # With 1,000 steps in each stage, this fraction ends in the maps, and with 2,000 in the small model.
+    ramped = timing.timed_steps(ligo(tmp_path, 3.1, ramp=(0.49875,)), tmp_path / "ramped")
+    assert ramped.steps == found.steps
     speeds[:] = [0.01, 0.04]  # a single step is not measured
     short = timing.timed_steps(ligo(tmp_path, 3.0, steps=1), tmp_path / "one")
     assert lengths(short) == [200, 1, 25]

@@ -115,13 +115,18 @@ def _fixed_steps(experiment: Experiment) -> Counter[int]:
 
     A single step cannot be measured, and is left out.
     """
+    # A ramp of the batch may divide different phases of the two plans, so phases have no fixed place.
     with settings_errors(f"{experiment.name} with seconds={experiment.seconds}"):
-        plans = [_sized(experiment, [count]).plan for count in (1000, 2000)]
-    fixed: Counter[int] = Counter()
-    for one, other in zip(*plans, strict=False):
-        if isinstance(one, Train) and isinstance(other, Train) and 1 < one.steps == other.steps:
-            fixed[one.steps] += one.end - one.begin
-    return fixed
+        one, other = (
+            Counter(
+                phase.steps
+                for phase in _sized(experiment, [count]).plan
+                if isinstance(phase, Train) and phase.steps > 1
+                for _ in range(phase.begin, phase.end)
+            )
+            for count in (1000, 2000)
+        )
+    return one & other
 
 
 def _stage_fractions(experiment: Experiment) -> dict[str, float]:
