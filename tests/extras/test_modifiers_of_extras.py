@@ -244,3 +244,13 @@ def test_new_entries_are_those_that_the_growth_added(tmp_path, monkeypatch):
     rates = [1.5, 2, 2, 1]
     assert rates == [rewarm.learning_rate(optim, 4, i) for i in range(4)]
     assert seen == [(rate, 2) for rate in rates]
+
+
+@pytest.mark.parametrize(("modifier", "fits", "says"), [
+    (Rewarm(steps=9), 9, "large has 8 steps, but rewarm has 9: its learning rate never reaches the peak"),
+    (Ramp((0, 8)), 9, "large has 8 steps, but ramp has 8: a layer never has its full strength"),
+])  # fmt: skip
+def test_a_modifier_longer_than_its_phase_is_said(modifier, fits, says):
+    phase = Train("large", 8, Optim(warmup=0), replace(runs.MODEL, layers=2), (modifier,))
+    assert phase.warnings() == [f"train {says}"]
+    assert replace(phase, steps=fits).warnings() == replace(phase, steps=0).warnings() == []

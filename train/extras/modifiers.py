@@ -66,6 +66,10 @@ class Rewarm(Modifier, key="rewarm"):
                 f"rewarm warms up the new entries instead of all entries: set warmup to 0, not {phase.optim.warmup}"
             )
 
+    def warnings(self, phase: Train) -> list[str]:
+        said = f"{phase.label} has {phase.steps} steps, but rewarm has {self.steps}: its learning rate never reaches the peak"
+        return [said] * (0 < phase.steps < self.steps)
+
     def step_inputs(
         self, phase: Train, model: TrainState, setting: PhaseStart
     ) -> Callable[[int], ModifierInput]:
@@ -115,6 +119,10 @@ class Ramp(Modifier, key="ramp"):
             raise ValueError(
                 "ramp is not supported together with dropped layers or tokens, or frozen layers"
             )
+
+    def warnings(self, phase: Train) -> list[str]:
+        said = f"{phase.label} has {phase.steps} steps, but ramp has {max(self.steps)}: a layer never has its full strength"
+        return [said] * (0 < phase.steps <= max(self.steps))
 
     def step_inputs(
         self, phase: Train, model: TrainState, setting: PhaseStart
