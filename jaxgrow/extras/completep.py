@@ -43,6 +43,10 @@ count as the parameters whose output is the residual stream. Models divide atten
 the ratio r, not only with ``1 / sqrt(r)``. To obtain this, the key, whose ``head_dim`` is declared
 as an input axis, has the factor 1 / r, and the query has the factor sqrt(r).
 
+``m_L`` counts layers, not the passes of a loop, although each pass adds to the residual stream. For
+a model with a loop, the base model should therefore have the same ratio of passes to layers.
+``unloop`` multiplies ``m_L`` by this ratio, so it divides the learning rate of the branches by it.
+
 **A model grown by copies trains like its source model.** HyperCloning divides kernels by r along
 their input axes, and CompleteP divides their updates in the same way. Growing and training
 therefore commute (`tests/extras/test_completep.py`), independently of the gradients that Adam has
