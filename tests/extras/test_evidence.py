@@ -332,7 +332,7 @@ def test_a_second_seed_corrects_the_shorter_run_of_3_million_parameters(tmp_path
     corrected = Run(short.name, short.seed, folder)
     _, deepen, halves, vcycle, *_ = of_3_million(corrected, shortest)
     each = [f"{100 * row['saved_frontier'][0]:.1f}" for row in (vcycle, deepen, halves)]
-    runs = [full, corrected, shortest]
+    runs = [shortest, corrected, full]
     (below,) = -below_line([r.cost("flops") for r in runs], [r.loss for r in runs])
     page = " ".join(PAGES["docs/results/muon.md"].split())
     for text in (
