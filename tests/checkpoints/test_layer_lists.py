@@ -7,7 +7,7 @@ import pytest
 from checkpoints import change
 from published import called, content, published, refused
 
-from jaxgrow.checkpoints import CheckpointError, open_checkpoint
+from jaxgrow.checkpoints import FAMILIES, CheckpointError, open_checkpoint
 from jaxgrow.cli import program
 from jaxgrow.extras.families import tensor_names
 
@@ -110,6 +110,14 @@ def depths(capsys, folder, out):
 
 SLOW = pytest.mark.slow
 WINDOW, NO_WINDOW = {"use_sliding_window": True}, {"use_sliding_window": False}
+
+
+@pytest.mark.extra
+def test_an_interval_of_layers_is_positive():
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")
+    own = dict.fromkeys((*sizes, "num_hidden_layers"), 8) | {"no_rope_layer_interval": 0}
+    with pytest.raises(ValueError, match="no_rope_layer_interval is 0, but must be at least 1"):
+        FAMILIES["SmolLM3ForCausalLM"].from_hf(own)
 
 
 @pytest.mark.extra

@@ -328,9 +328,10 @@ PHI3 = decoder_families(
 
 
 def _read_smollm3(hf_config: Json) -> Json:
-    layers = hf_config["num_hidden_layers"]
-    every = hf_config.get("no_rope_layer_interval", 4)
-    rotated = hf_config.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(layers)]
+    rotated, every = hf_config.get("no_rope_layers"), hf_config.get("no_rope_layer_interval", 4)
+    if not rotated and every < 1:
+        raise ValueError(f"no_rope_layer_interval is {every}, but must be at least 1")
+    rotated = rotated or [(i + 1) % every != 0 for i in range(hf_config["num_hidden_layers"])]
     kinds = repeated_kinds("".join("f" if r else "n" for r in rotated))
     return read_llama(hf_config, key_heads=4, theta=2e6) | {"kinds": kinds}
 
