@@ -135,8 +135,8 @@ def test_the_published_config_is_the_default():
     assert c == DeBERTaConfig(head="states")
     written = family.to_hf(c, SAID)
     assert {key: written[key] for key in SAID} == SAID
-    wider = replace(c, embed=1536, heads=24)
-    written = family.to_hf(wider, SAID)
+    wider = replace(c, embed=1536, heads=12, head_dim=128)
+    written = family.to_hf(wider, SAID | {"embedding_size": 768, "attention_head_size": 64})
     assert written["pooler_hidden_size"] == 1536 and family.from_hf(written) == wider
 
 

@@ -105,6 +105,9 @@ def _written_deberta(config: DeBERTaConfig) -> Json:
         "pos_att_type": ["p2c", "c2p"],
         "norm_rel_ebd": "layer_norm",
         "pooler_hidden_size": config.embed,
+        # A source may have these keys, whose default is the same.
+        "embedding_size": config.embed,
+        "attention_head_size": config.head_dim,
     }
 
 
