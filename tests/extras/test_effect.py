@@ -449,8 +449,8 @@ def test_a_setting_is_refused_unless_another_choice_uses_it(ignored, right):
     (["optim.cautious_decay=true", "optim.weight_decay=0"], "set optim.weight_decay, or leave"),
     (["optim.decay=0.5"], "set optim.schedule to 'wsd'"),
     (["mesh.gradients=step"], "with mesh.fsdp=1: set mesh.fsdp, or leave out"),
-    (["mesh.expert=4"], "or leave out mesh.expert"),
-    (["data.whole_words=true"], "with model.masked=0.0: set model.masked, or leave out"),
+    (["mesh.expert=4"], "with model.experts=None: leave out mesh.expert"),  # a GPT-2 has none
+    (["data.whole_words=true"], "with model.masked=0.0: leave out data.whole_words"),
     (["most_skipped=3"], "with on_nan='stop': set on_nan to 'skip'"),
     (["method.drop.gamma=3", "method.drop.time=linear"], "set method.drop.time to 'pld'"),
 ])  # fmt: skip

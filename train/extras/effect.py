@@ -112,7 +112,7 @@ def _unused_message(
 ) -> str:
     """Say which settings would use a setting, with their values."""
     value = f"{setting.name}={setting.value!r} has no effect"
-    out = f"or leave out {setting.name}"
+    out = f"leave out {setting.name}"
     ways = {
         n: "" if a in (CHANGED, GIVEN) else f" to {either_of(a)}"
         for n, a in missing.items()
@@ -121,12 +121,17 @@ def _unused_message(
     if not ways:
         return (
             f"{value}, because each stage of the method has its own value: set it there, such as "
-            f"method.up.0.{setting.name.rpartition('.')[2]}, {out}"
+            f"method.up.0.{setting.name.rpartition('.')[2]}, or {out}"
         )
     now = [f"{n}={next(_values(n, found, root, ()))!r}" for n in ways if n[:5] != "plan."]
     because = f"with {', '.join(now)}" if now else "in this plan"
-    set_to = " or ".join(f"{n.replace('plan.', 'optim.')}{to}" for n, to in ways.items())
-    return f"{value} {because}: set {set_to}, {out}"
+    # A constant of the class, or a field that it does not have, cannot be set.
+    set_to = " or ".join(
+        f"{n.replace('plan.', 'optim.')}{to}"
+        for n, to in ways.items()
+        if n in found or n.startswith("plan.")
+    )
+    return f"{value} {because}: {f'set {set_to}, or ' if set_to else ''}{out}"
 
 
 UNUSED.add("settings", refuse_unused)
