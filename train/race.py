@@ -23,6 +23,7 @@ from jaxgrow.models import from_json
 from jaxgrow.operators import OPERATORS
 from jaxgrow.operators.targets import width_axes
 from jaxgrow.typed import did_you_mean
+from train.analysis.comparing import check_devices
 from train.analysis.runs import Run
 from train.arguments import command_parser
 from train.common.errors import Diverged, UserError, exits_cleanly
@@ -162,20 +163,19 @@ def main() -> None:
     seeds = arguments.seeds
     chosen = default_operators(base, arguments.run) if arguments.by is None else arguments.by
     fit, impossible = all_entrants(base, arguments.run, chosen, arguments.steps)
+    check_devices(fit.values(), seeds, arguments.workdir)
     finished, diverged = run_race(fit, seeds, arguments.workdir)
     ranked = ranked_rows(finished)
     text = ranking_table(ranked, impossible, diverged, seeds)
     plot = arguments.workdir / "race.png"
     write_text(arguments.workdir / "race.md", text)
-    everything = {
-        "ranked": ranked,
-        "impossible": impossible,
-        "diverged": diverged,
-        "seeds": seeds,
-    }
-    write_record(arguments.workdir / "race.json", everything)
-    curves = {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}
-    plots.plot_race(curves, plot)
+    write_record(
+        arguments.workdir / "race.json",
+        {"ranked": ranked, "impossible": impossible, "diverged": diverged, "seeds": seeds},
+    )
+    plots.plot_race(
+        {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, plot
+    )
     say(f"\n{text}\nplot: {plot}")
 
 

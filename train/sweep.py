@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from train.analysis.comparing import attempt_run, shortened_experiment
+from train.analysis.comparing import attempt_run, check_devices, shortened_experiment
 from train.analysis.runs import refuse_unlike
 from train.arguments import command_parser
 from train.common.errors import exits_cleanly
@@ -50,8 +50,12 @@ def all_combinations(
     for combination in itertools.product(*listed.values()):
         settings = dict(zip(listed, combination, strict=True))
         base = load_experiment(config, [f"{name}={value}" for name, value in settings.items()])
-        swept = {name: value for name, value in settings.items() if len(listed[name]) > 1}
-        out.append((swept, base if fraction is None else shortened_experiment(base, fraction)))
+        out.append(
+            (
+                {name: value for name, value in settings.items() if len(listed[name]) > 1},
+                base if fraction is None else shortened_experiment(base, fraction),
+            )
+        )
     return out
 
 
@@ -89,11 +93,23 @@ def _halved(
     left = list(experiments)
     for fraction in [*fractions, None]:
         rung = []
-        for settings, full in left:
-            experiment = full if fraction is None else shortened_experiment(full, fraction)
-            named = replace(experiment, name=run_name(experiment.name, settings))
-            runs = [attempt_run(named, seed, workdir, {}) for seed in seeds]
-            rung.append((Tried(settings, runs, fraction), full))
+        of_rung = [
+            replace(e, name=run_name(e.name, settings))
+            for settings, full in left
+            for e in [full if fraction is None else shortened_experiment(full, fraction)]
+        ]
+        check_devices(of_rung, seeds, workdir)
+        for (settings, full), named in zip(left, of_rung, strict=True):
+            rung.append(
+                (
+                    Tried(
+                        settings,
+                        [attempt_run(named, seed, workdir, {}) for seed in seeds],
+                        fraction,
+                    ),
+                    full,
+                )
+            )
         rung.sort(key=lambda pair: pair[0].loss)
         tried = [t for t, _ in rung] + tried
         better = rung[: -(-len(rung) // 2)]
@@ -104,12 +120,11 @@ def _halved(
 def main() -> None:
     arguments = command_parser("sweep").parse_args()
     listed = arguments.set
-    swept = {name: each for name, each in listed.items() if len(each) > 1}
     experiments = all_combinations(arguments.config, listed, arguments.frontier)
     refuse_unlike([(run_name(e.name, of), experiment_json(e)) for of, e in experiments])
     refuse_seeds(e for _, e in experiments)
     tried = _halved(experiments, arguments.halving, arguments.seeds, arguments.workdir)
-    text = settings_table(tried, swept)
+    text = settings_table(tried, {n: each for n, each in listed.items() if len(each) > 1})
     name = experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)
     results = []

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import runs
 
@@ -15,7 +16,7 @@ from train.config.experiment import Experiment
 from train.data.text import Data
 from train.plan.methods import Scratch
 from train.plan.modifiers import DropLayers
-from train.run.run_data import RunData
+from train.run.run_data import RunData, fitting_mesh
 from train.store.workdir import Workdir
 
 TEXT = "abcd efgh\n" * 30
@@ -73,11 +74,15 @@ CASES: dict[str, Case] = {
 def test_a_run_that_follows_the_advice_has_its_data(tmp_path, settings, says, fixed):
     experiment = runs.experiment(tmp_path / "own", steps=2, **settings(tmp_path))
     workdir = Workdir(tmp_path / "run")
+
+    def read(e):
+        RunData(e, fitting_mesh(e, jax.devices(), "mesh"), workdir)
+
     with pytest.raises(UserError) as error:
-        RunData(experiment, runs.mesh(), workdir)
+        read(experiment)
     said = re.search(says, str(error.value))
     assert said, str(error.value)
-    RunData(fixed(experiment, said), runs.mesh(), workdir)
+    read(fixed(experiment, said))
 
 
 def test_half_a_character_is_not_an_encoding_of_files():

@@ -177,6 +177,7 @@ def test_rank_correlation_by_hand(first, told):
     (("--by", "stak"), "race: there is no operator 'stak'"),
     (("--by", "hypercloning"), "race: no operator reaches the sizes of the large model: hypercloning: axis 'layers': "),
     (("--by", ""), "--by names no operator"),
+    (("--seeds", "9", "--set", "mesh.fsdp=3"), ": a mesh of data=any x fsdp=3 x tensor=1 does not fit 4 devices"),
     (("--seeds", "1,0,1"), "--seeds names 1 more than once"),
     (("--set", "steps=9"), "steps=9 has no effect on a race, which has its own --steps: leave it out"),
     (("--set", "seed=9"), "seed=9 has no effect on a race, which has its own --seeds: leave it out"),

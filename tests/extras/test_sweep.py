@@ -158,6 +158,7 @@ def test_names_of_runs_fit_into_a_folder():
     ("optim.warmup=1 --halving 0.5,1", "fractions between 0 and 1, not 1"),
     ("batch=4,8", "not evaluated in the same way: eval_batches * batch: 8 and 16"),
     ("batch=4,8 eval_batches=4,2", "a sweep takes one batch, so sweep the settings of each batch in another --workdir"),
+    ("mesh.fsdp=4,3", "tiny-mesh.fsdp=3: a mesh of data=any x fsdp=3 x tensor=1 does not fit 4 devices"),
     ("seed=0,1", "sets seed=1, but --seeds determines the seeds of all runs"),
 ])  # fmt: skip
 def test_what_cannot_be_swept_is_refused_before_anything_runs(tmp_path, options, says):

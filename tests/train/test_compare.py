@@ -557,6 +557,8 @@ def test_compare_runs_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, c
     (("--seeds", ","), "--seeds needs at least one seed"),
     (("--finetune", "configs/finetune.py:bytes_sst2", "--finetune", "configs/finetune.py:pieces_sst2"),
      "two fine-tunings have the same name: sst2, sst2; set different names"),
+    (("{0}:name=again:mesh.fsdp=3",), "again: a mesh of data=any x fsdp=3 x tensor=1 does not fit 4 devices"),
+    (("{0}:name=again:accumulate=8",), "again: a micro-batch of 1 (batch=8, accumulate=8) is not divisible by 4"),
     (("{0}:name=again:seed=7",), "again sets seed=7, but --seeds determines the seeds"),
 ])  # fmt: skip
 def test_unlike_runs_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys, options, says):

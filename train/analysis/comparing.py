@@ -2,11 +2,13 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
 
 from jaxgrow.registry import Registry
 from train.analysis.runs import Run, refuse_unlike
@@ -21,7 +23,9 @@ from train.config.experiment import (
 )
 from train.config.overrides import refuse_seeds
 from train.plan.transforms import LoadCheckpoint
+from train.run.run_data import fitting_mesh
 from train.run.trainer import run_experiment
+from train.store.workdir import Workdir
 
 # Name of a score -> its value for each config and seed.
 Scores: TypeAlias = dict[str, list[list[float]]]
@@ -93,7 +97,7 @@ def run_comparison(
 
     Raises:
       UserError: before any run starts, if two configs have the same name or are not evaluated on
-        the same data; or if every run of the baseline diverged.
+        the same data, or do not fit the devices; or if every run of the baseline diverged.
     """
     every = [*configs, *shorter]
     if len({e.name for e in every}) < len(every):
@@ -102,6 +106,7 @@ def run_comparison(
         )
     refuse_unlike([(e.name, experiment_json(e)) for e in every])
     refuse_seeds(every)
+    check_devices(every, seeds, workdir)
     diverged: dict[str, list[int]] = {}
 
     for experiment in shorter:
@@ -134,6 +139,17 @@ def run_comparison(
     )
 
 
+def check_devices(experiments: Iterable[Experiment], seeds: Sequence[int], workdir: Path) -> None:
+    """Check that this machine has devices for all unfinished runs, before the first one takes hours.
+
+    Raises:
+      UserError: the mesh or the batch of one does not fit.
+    """
+    for e in experiments:
+        if not all(Workdir(workdir / f"{e.name}-seed{seed}").finished for seed in seeds):
+            fitting_mesh(e, jax.devices(), e.parallel, f"{e.name}: ")
+
+
 def attempt_run(
     experiment: Experiment,
     seed: int,
@@ -142,9 +158,7 @@ def attempt_run(
     keep: Collection[int] = (),
 ) -> Run | None:
     """Return the finished run, or None if it or its source diverged (recorded in ``diverged``)."""
-    lost: set[str] = set()
-    for name, seeds in diverged.items():
-        lost |= {f"{name}-seed{s}" for s in seeds}
+    lost = {f"{name}-seed{s}" for name, seeds in diverged.items() for s in seeds}
     sources = {
         phase.folder_of(seed) for phase in experiment.plan if isinstance(phase, LoadCheckpoint)
     }

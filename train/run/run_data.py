@@ -1,5 +1,6 @@
 """The data of a run: training samples, validation samples and sensitivity batches."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from jax.sharding import Mesh
@@ -10,7 +11,7 @@ from train.config.experiment import Experiment
 from train.data import batches
 from train.data.dataset import MixedSource
 from train.plan.training import Train
-from train.state.mesh import batch_devices, put, rows
+from train.state.mesh import How, MeshDevice, batch_devices, put, rows
 from train.store.origin import RunOrigin
 from train.store.seen import order_of
 from train.store.workdir import Workdir
@@ -30,7 +31,6 @@ class RunData:
         self.mesh = mesh
         self.batch = e.batch  # number of samples in the next batch
         training, validation = e.data.sources(e.model)
-        check_batch(e, mesh)
         # The samples of a batch, and of a micro-batch, that belong to the devices of this process.
         mine, few = rows(e.batch, mesh), rows(e.batch // e.accumulate, mesh)
         about = e.data.identity(e.model)
@@ -107,21 +107,32 @@ class RunData:
         }
 
 
-def check_batch(e: Experiment, mesh: Mesh) -> None:
-    """Check that the samples of each micro-batch can be divided among the devices.
+def fitting_mesh(e: Experiment, devices: Sequence[MeshDevice], how: How, where: str = "") -> Mesh:
+    """Return the mesh of an experiment on ``devices``.
+
+    Args:
+      e: the experiment.
+      devices: devices of the run.
+      how: "mesh" or "pmap".
+      where: beginning of the message, such as the name of one of several experiments.
 
     Raises:
-      UserError: they cannot.
+      UserError: the mesh does not fit the devices, or the samples of a micro-batch cannot be divided
+        among them.
     """
+    try:
+        mesh = e.mesh.over(devices, how)
+    except ValueError as error:
+        raise UserError(f"{where}{error}") from error
     smallest = e.batch // e.accumulate // 2 ** len(e.ramp)
-    devices = batch_devices(mesh)
-    if smallest % devices:
-        ramp = f", ramp={e.ramp}" if e.ramp else ""
+    if smallest % (parts := batch_devices(mesh)):
         raise UserError(
-            f"a micro-batch of {smallest} (batch={e.batch}, accumulate={e.accumulate}{ramp}) is not divisible by {devices} "
-            f"devices; use a batch that is a multiple of {devices * e.accumulate * 2 ** len(e.ramp)}"
-            + _fewer(e, devices)
+            f"{where}a micro-batch of {smallest} (batch={e.batch}, accumulate={e.accumulate}"
+            f"{f', ramp={e.ramp}' if e.ramp else ''}) is not divisible by "
+            f"{parts} devices; use a batch that is a multiple of {parts * e.accumulate * 2 ** len(e.ramp)}"
+            + _fewer(e, parts)
         )
+    return mesh
 
 
 def _fewer(experiment: Experiment, devices: int) -> str:

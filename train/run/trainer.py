@@ -45,7 +45,7 @@ from train.plan.phase import Phase, spoken_phase
 from train.plan.record import RunRecord, growth_records
 from train.plan.training import PhaseStart, Train
 from train.plan.transforms import LoadCheckpoint
-from train.run.run_data import RunData
+from train.run.run_data import RunData, fitting_mesh
 from train.run.stop import Stop
 from train.state.mesh import Mesh as MeshSettings
 from train.state.mesh import token_devices
@@ -658,10 +658,7 @@ def _mesh(experiment: Experiment) -> Mesh:
         raise UserError(
             f"parallel=pmap supports only one process, but this run has {jax.process_count()}: set parallel=mesh"
         )
-    try:
-        mesh = experiment.mesh.over(jax.devices(), experiment.parallel)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    mesh = fitting_mesh(experiment, jax.devices(), experiment.parallel)
     for line in dict.fromkeys(
         line
         for phase in experiment.plan

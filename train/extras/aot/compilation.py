@@ -14,7 +14,6 @@ from jaxgrow import flops
 from jaxgrow.axes import Tree
 from jaxgrow.models import Config
 from jaxgrow.typed import Json
-from train.common.errors import UserError
 from train.config.experiment import Experiment
 from train.extras.aot import hlo
 from train.extras.aot.machines import Machine
@@ -24,7 +23,7 @@ from train.plan.ledger import Ledger
 from train.plan.lifetimes import after
 from train.plan.phase import LogValue, Phase
 from train.plan.training import PhaseStart, Train
-from train.run.run_data import check_batch
+from train.run.run_data import fitting_mesh
 from train.state.mesh import batch_sharding, replicated_sharding, token_devices
 from train.state.model import TrainState, shardings
 from train.state.packing import Packed, packed
@@ -134,11 +133,7 @@ class AotRun:
         self.say = say
         self.tx = experiment.tx
         self.seed = experiment.seed
-        try:
-            self.mesh = experiment.mesh.over(list(machine.devices))
-        except ValueError as error:
-            raise UserError(f"{machine.name}: {error}") from error
-        check_batch(experiment, self.mesh)
+        self.mesh = fitting_mesh(experiment, machine.devices, "mesh", f"{machine.name}: ")
         self.ledger = Ledger()
         self.models = {}
         self.validation = {"val_loss": 0.0, "val_accuracy": 0.0}
