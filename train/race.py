@@ -169,13 +169,15 @@ def main() -> None:
     text = ranking_table(ranked, impossible, diverged, seeds)
     plot = arguments.workdir / "race.png"
     write_text(arguments.workdir / "race.md", text)
-    write_record(
-        arguments.workdir / "race.json",
-        {"ranked": ranked, "impossible": impossible, "diverged": diverged, "seeds": seeds},
-    )
-    plots.plot_race(
-        {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}, plot
-    )
+    everything = {
+        "ranked": ranked,
+        "impossible": impossible,
+        "diverged": diverged,
+        "seeds": seeds,
+    }
+    write_record(arguments.workdir / "race.json", everything)
+    curves = {by: [(r, after_growing(r)) for r in runs] for by, runs in finished.items()}
+    plots.plot_race(curves, plot)
     say(f"\n{text}\nplot: {plot}")
 
 

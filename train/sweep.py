@@ -50,12 +50,8 @@ def all_combinations(
     for combination in itertools.product(*listed.values()):
         settings = dict(zip(listed, combination, strict=True))
         base = load_experiment(config, [f"{name}={value}" for name, value in settings.items()])
-        out.append(
-            (
-                {name: value for name, value in settings.items() if len(listed[name]) > 1},
-                base if fraction is None else shortened_experiment(base, fraction),
-            )
-        )
+        swept = {name: value for name, value in settings.items() if len(listed[name]) > 1}
+        out.append((swept, base if fraction is None else shortened_experiment(base, fraction)))
     return out
 
 
@@ -92,24 +88,12 @@ def _halved(
     tried = []
     left = list(experiments)
     for fraction in [*fractions, None]:
+        shortened = [_named(settings, full, fraction) for settings, full in left]
+        check_devices(shortened, seeds, workdir)
         rung = []
-        of_rung = [
-            replace(e, name=run_name(e.name, settings))
-            for settings, full in left
-            for e in [full if fraction is None else shortened_experiment(full, fraction)]
-        ]
-        check_devices(of_rung, seeds, workdir)
-        for (settings, full), named in zip(left, of_rung, strict=True):
-            rung.append(
-                (
-                    Tried(
-                        settings,
-                        [attempt_run(named, seed, workdir, {}) for seed in seeds],
-                        fraction,
-                    ),
-                    full,
-                )
-            )
+        for (settings, full), experiment in zip(left, shortened, strict=True):
+            runs = [attempt_run(experiment, seed, workdir, {}) for seed in seeds]
+            rung.append((Tried(settings, runs, fraction), full))
         rung.sort(key=lambda pair: pair[0].loss)
         tried = [t for t, _ in rung] + tried
         better = rung[: -(-len(rung) // 2)]
@@ -117,14 +101,21 @@ def _halved(
     return tried
 
 
+def _named(settings: dict[str, str], full: Experiment, fraction: float | None) -> Experiment:
+    """The experiment of a run, with a fraction of the steps."""
+    experiment = full if fraction is None else shortened_experiment(full, fraction)
+    return replace(experiment, name=run_name(experiment.name, settings))
+
+
 def main() -> None:
     arguments = command_parser("sweep").parse_args()
     listed = arguments.set
+    swept = {name: each for name, each in listed.items() if len(each) > 1}
     experiments = all_combinations(arguments.config, listed, arguments.frontier)
     refuse_unlike([(run_name(e.name, of), experiment_json(e)) for of, e in experiments])
     refuse_seeds(e for _, e in experiments)
     tried = _halved(experiments, arguments.halving, arguments.seeds, arguments.workdir)
-    text = settings_table(tried, {n: each for n, each in listed.items() if len(each) > 1})
+    text = settings_table(tried, swept)
     name = experiments[0][1].name
     write_text(arguments.workdir / f"{name}.md", text)
     results = []

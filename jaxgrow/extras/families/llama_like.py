@@ -23,7 +23,7 @@ Granite    factors of embeddings, scores, sublayers and logits; also the dense m
 import math
 from dataclasses import replace
 
-from jaxgrow.checkpoints.hf.base import Heads, key_of
+from jaxgrow.checkpoints.hf.base import key_of
 from jaxgrow.checkpoints.hf.families.llama import (
     EPS,
     HEADS,
@@ -290,15 +290,6 @@ def _written_phi3(config: LlamaConfig) -> Json:
     return out
 
 
-def _phi3_heads(config: LlamaConfig) -> Heads:
-    """Return which sizes the heads may have.
-
-    `transformers` expects the number of longrope factors that follows from the hidden size divided
-    by the number of heads, whatever ``head_dim`` is.
-    """
-    return "divide embed" if config.rope_by == "longrope" else "must divide embed"
-
-
 def fused_layouts(config: LlamaConfig) -> dict[str, TensorLayout]:
     """Return the layouts; queries, keys and values are one tensor, and gate and up another one."""
     found = llama_layouts(config)
@@ -323,12 +314,15 @@ PHI3 = decoder_families(
     _written_phi3,
     absent={"rms_norm_eps": 1e-5},
     names=fused_layouts,
-    heads=_phi3_heads,
+    # `transformers` expects the number of longrope factors that follows from the hidden size divided
+    # by the number of heads, whatever ``head_dim`` is.
+    heads=lambda config: "divide embed" if config.rope_by == "longrope" else "must divide embed",
 )
 
 
 def _read_smollm3(hf_config: Json) -> Json:
-    rotated, every = hf_config.get("no_rope_layers"), hf_config.get("no_rope_layer_interval", 4)
+    rotated = hf_config.get("no_rope_layers")
+    every = hf_config.get("no_rope_layer_interval", 4)
     if not rotated and every < 1:
         raise ValueError(f"no_rope_layer_interval is {every}, but must be at least 1")
     rotated = rotated or [(i + 1) % every != 0 for i in range(hf_config["num_hidden_layers"])]

@@ -3,7 +3,7 @@
 They have the layers of ViT.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,11 +47,6 @@ DeiTForImageClassificationWithTeacher = _deit_family(
 )
 
 
-def _with_vit_pooler(config: ViTConfig, tensors: Collection[str]) -> ViTConfig:
-    """Set whether the model has a pooler, which ``config.json`` does not state."""
-    return replace(config, pooler="tanh" if "pooler.dense.weight" in tensors else "none")
-
-
 def _read_pooler(hf_config: Json) -> Json:
     size = hf_config.get("pooler_output_size") or hf_config["hidden_size"]
     if size != hf_config["hidden_size"]:
@@ -71,7 +66,10 @@ ViTModel = replace(
     inferred=_read_pooler,
     derived=lambda config: {"pooler_output_size": config.embed},
     stray="vit.",
-    seen=_with_vit_pooler,
+    # config.json does not state whether the model has a pooler.
+    seen=lambda config, tensors: replace(
+        config, pooler="tanh" if "pooler.dense.weight" in tensors else "none"
+    ),
     folded=("pooler",),
     ignored=("classifier.*",),
 )

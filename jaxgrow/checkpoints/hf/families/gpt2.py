@@ -7,7 +7,6 @@ from jaxgrow.checkpoints.hf.base import Family, with_head, without_head
 from jaxgrow.checkpoints.hf.families.llama import head_layout
 from jaxgrow.checkpoints.hf.tensor_layout import TensorLayout, norm_layouts
 from jaxgrow.models.gpt2 import GPT2Config
-from jaxgrow.typed import Json
 
 
 def _gpt2_layouts(config: GPT2Config) -> dict[str, TensorLayout]:
@@ -42,19 +41,15 @@ _GPT2_ACTIVATIONS = dict.fromkeys(
 _GPT2_ACTIVATIONS |= dict.fromkeys(("gelu", "gelu_python"), "gelu")
 
 
-def _read_gpt2(hf_config: Json) -> Json:
-    return {"activation": _GPT2_ACTIVATIONS[hf_config.get("activation_function", "gelu_new")]}
-
-
-def _written_gpt2(config: GPT2Config) -> Json:
-    return {"activation_function": "gelu_new" if config.activation == "gelu_tanh" else "gelu"}
-
-
 GPT2LMHeadModel = Family(
     architecture="GPT2LMHeadModel",
     fixed={"head": "tokens"},
-    inferred=_read_gpt2,
-    derived=_written_gpt2,
+    inferred=lambda hf_config: {
+        "activation": _GPT2_ACTIVATIONS[hf_config.get("activation_function", "gelu_new")]
+    },
+    derived=lambda config: {
+        "activation_function": "gelu_new" if config.activation == "gelu_tanh" else "gelu"
+    },
     model_type="gpt2",
     config=GPT2Config,
     fields={
