@@ -337,7 +337,7 @@ ROWS: dict[str, dict[str, Row]] = {
     "train/finetune.py": {"main": ours(NAMED)},
     "train/ligo_maps.py": {"_apply": attacked("tokenizer.json")},
     "train/predict.py": {"main": attacked("table to predict", "config.json to predict")},
-    "train/preflight.py": {"_checked_programs": trusted(CONFIG)},
+    "train/preflight.py": {"main": trusted(CONFIG)},
     "train/pretrain.py": {"main": trusted(CONFIG)},
     "train/race.py": {"main": ours(NAMED)},
     "train/show.py": {"plan_row": attacked("result.json of a plan")},
