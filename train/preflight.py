@@ -187,15 +187,13 @@ def main() -> None:
     for file in filter(None, (arguments.json, arguments.plot)):
         file.parent.mkdir(parents=True, exist_ok=True)  # an error here comes before the work
     # Compiling may take hours, so a mesh or a batch of any config that does not fit is an error before.
+    experiments = {
+        config: AotRun(load_experiment(config, arguments.set, corpus=False), machine).experiment
+        for config in arguments.configs
+    }
     found = {
         config: _checked_programs(config, experiment, machine, arguments)
-        for config, experiment in [
-            (
-                config,
-                AotRun(load_experiment(config, arguments.set, corpus=False), machine).experiment,
-            )
-            for config in arguments.configs
-        ]
+        for config, experiment in experiments.items()
     }
     if arguments.json:
         everything = {

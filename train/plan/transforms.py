@@ -164,13 +164,8 @@ class Decoalesce(Regrouping, reads=("source", "like"), writes="target"):
     _large = "like"
 
     def apply(self, models: Models, tx: optax.GradientTransformation) -> TrainState:
-        return _grow_state(
-            models[self.source],
-            self.grouping.up(models[self.like].config),
-            self.grouping,
-            tx,
-            self.moments,
-        )
+        growth = self.grouping.up(models[self.like].config)
+        return _grow_state(models[self.source], growth, self.grouping, tx, self.moments)
 
 
 @dataclass(frozen=True)

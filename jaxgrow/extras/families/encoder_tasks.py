@@ -1,6 +1,6 @@
 """How are the heads of BERT stored that classify texts and tokens, and BERT without a head?"""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 from jaxgrow.checkpoints.hf.base import Family, with_head
@@ -27,11 +27,6 @@ def _classifier(module: str) -> LayoutsOf:
 def states_head(config: BERTConfig) -> dict[str, TensorLayout]:
     """The head of a model without a task."""
     return linear_layouts("pooler", "pooler.dense", "embed", "embed_in") if config.pooler else {}
-
-
-def _with_pooler(config: BERTConfig, tensors: Collection[str]) -> BERTConfig:
-    """Set whether the model has a pooler, which ``config.json`` does not state."""
-    return replace(config, pooler="pooler.dense.weight" in tensors)
 
 
 def task_families(
@@ -65,7 +60,11 @@ def task_families(
     )
 
 
-STATES: Json = dict(seen=_with_pooler, folded=("pooler",))
+# config.json does not state whether the model has a pooler.
+STATES: Json = dict(
+    seen=lambda config, tensors: replace(config, pooler="pooler.dense.weight" in tensors),
+    folded=("pooler",),
+)
 register_families(
     *task_families(
         BERT_BASE,

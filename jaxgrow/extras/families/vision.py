@@ -319,9 +319,8 @@ SiglipVisionModel = Family(
         | {"pooler": "attention" if hf_config.get("vision_use_head", True) else "none"}
         # Whole patches may cover fewer pixels, such as 378 of the 384 in so400m-patch14-384.
         | {
-            "image": (hf_config.get("image_size") or 224)
-            // (p := hf_config.get("patch_size") or 16)
-            * p
+            "image": (image := hf_config.get("image_size") or 224)
+            - image % (hf_config.get("patch_size") or 16)
         }
     ),
     derived=lambda config: (
